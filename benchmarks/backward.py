@@ -37,11 +37,12 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tilewright
-from tilewright import graph, models, ragged, reference, targets
-from tilewright.blocks.tiles import parse
+from tilewright import devices, graph, models, reference
+from tilewright.attention.blocks.tiles import parse
+from tilewright.attention.masks import Bias
 from tilewright.core import timing
 from tilewright.core.errors import TilewrightError, Unavailable
-from tilewright.targets.masks import Bias
+from tilewright.packed import pack
 from tilewright.torch_attention import flex, patterns, wide
 from tilewright_study.baselines import packed as packed_baselines
 from tilewright_study.measure.checks import judging
@@ -75,7 +76,7 @@ def main():
     """Compare, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--patterns", nargs="*", default=PATTERNS)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=targets.NAMES)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=devices.NAMES)
     parser.add_argument("--dtype", help="default: bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--contenders", nargs="+", default=None, help="beginnings of names; default: all")
@@ -166,7 +167,7 @@ def packed(name, arguments):
     images, n = map(int, name.split("-"))
     device, dtype = arguments.device, arguments.dtype
     lengths = np.random.default_rng(0).integers(max(1, n * 3 // 10), n + 1, images).tolist()
-    packing = ragged.pack_lengths(torch.tensor(lengths, device=device))
+    packing = pack.pack_lengths(torch.tensor(lengths, device=device))
     pattern, make = packing.graph(), torch.Generator().manual_seed(0)
     print(f"ragged {name}: {packing.capacity} tokens, density {pattern.density:.4f}", flush=True)
     shape = packing.capacity, HEADS, HEAD_DIM
@@ -455,8 +456,8 @@ def peak_mb(call):
 
 def searched(plan, tokens, arguments):
     """Rows of the forms that each kernel was tried with; the plan's backward has the fastest of each from then on."""
-    from tilewright.targets.cuda import backward
-    from tilewright.targets.cuda.config import KernelConfig
+    from tilewright.attention.cuda import backward
+    from tilewright.attention.cuda.config import KernelConfig
 
     q, k, v, grad = tokens
     # Of the plan's own values of a bias, where it has one: the forms hold for all values.

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from tilewright import blocks, models, reorder, schedule, targets
-from tilewright.blocks import tiles
-from tilewright.targets.measure import measure
+from tilewright import devices, models
+from tilewright.attention import blocks, reorder, schedule
+from tilewright.attention.blocks import tiles
+from tilewright.attention.measure import measure
 from tilewright.torch_attention.flex import UNTUNED
 from tilewright_study.baselines.sparse import flex, sdpa_dense
 from tilewright_study.experiments.attention import Row, run
@@ -89,7 +90,7 @@ def solved(tokens, names):
     """``(schedule, blocks)`` of the graph of `tokens` with the tiles `names`."""
     covers = blocks.extract_all(tokens.graph, [tiles.parse(name) for name in names])
     profiles = {name: measure(cover, **SIZES, split_keys=SPLIT_KEYS) for name, cover in covers.items()}
-    limits = targets.limits(targets.describe("cpu"), rounds=2)
+    limits = devices.limits(devices.describe("cpu"), rounds=2)
     return schedule.solve(covers, profiles, limits, "highs", time_limit_s=10), covers
 
 

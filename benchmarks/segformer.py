@@ -30,7 +30,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import timing
 from tilewright.core.artifacts import atomic
 from tilewright.models import segformer as pattern
@@ -159,7 +159,7 @@ def of_point(point, compiled, deadline, cases):
     """Rows of `cases` of one network, size and batch, called or compiled."""
     network, images = point.network, point.images
     facts = {"network": segformer.name(network.options), "batch": len(images), "dtype": str(images.dtype)[6:]}
-    facts |= {"device": targets.describe(images.device.type)["name"], "torch": torch.__version__}
+    facts |= {"device": devices.describe(images.device.type)["name"], "torch": torch.__version__}
     rows = []
     for part, case in cases:
         if case == "transformers" and point.theirs is None:

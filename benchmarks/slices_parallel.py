@@ -27,16 +27,16 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from tilewright import networks, reference, targets
+from tilewright import devices, networks, reference
 from tilewright.core import provenance
 from tilewright.core.artifacts import atomic
 from tilewright.core.errors import TilewrightError
 from tilewright.core.registry import member
+from tilewright.devices import qkv
 from tilewright.models import wan as pattern
 from tilewright.networks import video_attentions
 from tilewright.networks.video_attentions import Call, Video
 from tilewright.slices import parallel
-from tilewright.targets import qkv
 from tilewright_study.measure.rows import machine, now
 
 SPARSITIES = (0.7, 0.8, 0.9)
@@ -91,7 +91,7 @@ def main():
     groups = {ranks: dist.new_group(range(ranks)) for ranks in numbers}
     size = TINY if given.tiny else replace(FULL, network=given.network or FULL.network)
     sparsities = SPARSITIES if given.sparsities is None else tuple(map(float, given.sparsities.split(",")))
-    known, rows = machine(targets.describe(device.type)) | {"commit": provenance.commit()}, []
+    known, rows = machine(devices.describe(device.type)) | {"commit": provenance.commit()}, []
     with torch.inference_mode():
         for found in measured(size, groups, device, given.graph, sparsities):
             rows += [{**row, **known, "time": now()} for row in found]

@@ -21,12 +21,12 @@ if not Path(tilewright.__file__).resolve().is_relative_to(Path(ROOT, "src").reso
         f"its code would decide what is stale; PYTHONPATH={shlex.quote(ROOT)}/src snakemake … takes this one"
     )
 
-from tilewright import models, targets
+from tilewright import models, devices as targets
 from tilewright_study import training
 from tilewright_study.baselines import sparse
-from tilewright.blocks import work
+from tilewright.attention.blocks import work
 from tilewright.pushmem import solve as configuring
-from tilewright.schedule.search import entered
+from tilewright.attention.schedule.search import entered
 from tilewright_study import config as study
 from tilewright_study import experiments, figures, origins, tables
 from tilewright_study import report as page

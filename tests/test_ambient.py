@@ -19,11 +19,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tilewright as tw
-from tilewright import networks, ragged, slices
+from tilewright import networks, slices
+from tilewright.attention.masks import Bias
 from tilewright.core.errors import TilewrightError
 from tilewright.integrations import sdpa
 from tilewright.nn import SparseAttention
-from tilewright.targets.masks import Bias
+from tilewright.packed import pack
 
 N, HEADS, DIM, GRID = 25, 2, 8, (4, 6)
 # Of float32 and bfloat16, for results of about 1.
@@ -80,7 +81,7 @@ def across():
 
 def packed(_, x):
     keep = torch.arange(N, device="cpu") % 3 > 0
-    packing = ragged.pack(keep.expand(len(x), N), tokens=x)
+    packing = pack.pack(keep.expand(len(x), N), tokens=x)
     q, k, v = packing.tokens.unflatten(1, (3, HEADS, DIM)).unbind(1)
     return packing.scatter(packing.attend(q, k, v).flatten(1))
 

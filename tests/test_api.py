@@ -25,14 +25,16 @@ import tilewright as tw
 from helpers.factories import make_profile
 from helpers.gpu import hide_gpu
 from helpers.solvers import need
-from tilewright import api, blocks, graph, models, patterns, reorder, targets
-from tilewright.blocks import tiles, work
+from tilewright import devices, graph, models
+from tilewright.attention import blocks, patterns, reorder
+from tilewright.attention import plan as api
+from tilewright.attention.blocks import tiles, work
+from tilewright.attention.cuda import config as cuda_config
+from tilewright.attention.cuda import executor as cuda_executor
+from tilewright.attention.profile import item_shape
 from tilewright.core.errors import InfeasibleError
 from tilewright.core.timing import Timing
-from tilewright.profile import item_shape
-from tilewright.targets.cpu import facts as cpu_facts
-from tilewright.targets.cuda import config as cuda_config
-from tilewright.targets.cuda import executor as cuda_executor
+from tilewright.devices.cpu import facts as cpu_facts
 
 H, D = 2, 16
 
@@ -298,15 +300,15 @@ class FakeCostModel:
 
 def with_cost_model(monkeypatch, costs):
     model = FakeCostModel(costs)
-    monkeypatch.setattr(targets, "predicts", lambda kind: True)
+    monkeypatch.setattr(devices, "predicts", lambda kind: True)
     for role in ("calibration", "cost_model"):
-        monkeypatch.setattr(targets, role, lambda kind: model)
+        monkeypatch.setattr(devices, role, lambda kind: model)
     return model
 
 
 def best_tile_us(ordered, tile_names, costs):
     """Predicted microseconds of the best of some tiles, as `FakeCostModel` has it."""
-    lanes, found = targets.describe("cpu")["threads"], []
+    lanes, found = devices.describe("cpu")["threads"], []
     for tile in map(tiles.parse, tile_names):
         cover = blocks.extract(ordered, tile)
         us = 10.0 * (1.0 + tile.rows / 100) * costs(cover)
@@ -388,9 +390,9 @@ def test_auto_leaves_out_a_tile_that_does_not_fit(monkeypatch):
             return launch_us, tile_us, shapes
 
     model = Refusing(lambda cover: 1.0)
-    monkeypatch.setattr(targets, "predicts", lambda kind: True)
+    monkeypatch.setattr(devices, "predicts", lambda kind: True)
     for role in ("calibration", "cost_model"):
-        monkeypatch.setattr(targets, role, lambda kind: model)
+        monkeypatch.setattr(devices, role, lambda kind: model)
     mask = abs(np.arange(96)[:, None] - np.arange(96)) <= 9
     planned = make(mask, tiles=("16x1", "32x1"), solver="greedy")
     assert set(planned.schedule.tile) == {0}
@@ -487,11 +489,11 @@ def test_other_tensors_than_planned_are_refused(dense, planned, change, message)
 
 
 def test_tile_kinds_side_by_side_are_asked_for(dense, monkeypatch):
-    limits, asked = targets.limits, []
-    monkeypatch.setattr(targets, "limits", lambda *a, **b: asked.append(limits(*a, **b)) or asked[-1])
+    limits, asked = devices.limits, []
+    monkeypatch.setattr(devices, "limits", lambda *a, **b: asked.append(limits(*a, **b)) or asked[-1])
     make(dense, tiles=["16x1", "32x1"], max_tile_kinds=2)
     make(dense, tiles=["16x1", "32x1"])
-    own = targets.facts("cpu").limits(targets.describe("cpu"))["max_tile_kinds"]
+    own = devices.facts("cpu").limits(devices.describe("cpu"))["max_tile_kinds"]
     assert [found.max_tile_kinds for found in asked] == [2, own] and own != 2
     with pytest.raises(tw.errors.ConfigError, match="max_tile_kinds: expected an integer, at least 1, found 0"):
         make(dense, max_tile_kinds=0)
@@ -524,10 +526,10 @@ def test_unknown_names_are_refused(dense, argument):
 
 
 def test_the_device_says_what_is_chosen_from(dense, planned, monkeypatch):
-    assert tuple(planned.blocks) == targets.facts("cpu").TILES
-    assert planned.schedule.split_keys == targets.facts("cpu").SPLIT_KEYS
-    monkeypatch.setattr(targets.facts("cpu"), "TILES", ("16x1", "128x1"))
-    monkeypatch.setattr(targets.facts("cpu"), "SPLIT_KEYS", 64)
+    assert tuple(planned.blocks) == devices.facts("cpu").TILES
+    assert planned.schedule.split_keys == devices.facts("cpu").SPLIT_KEYS
+    monkeypatch.setattr(devices.facts("cpu"), "TILES", ("16x1", "128x1"))
+    monkeypatch.setattr(devices.facts("cpu"), "SPLIT_KEYS", 64)
     other = make(dense[:10], solver="greedy")
     assert tuple(other.blocks) == ("16x1",) and other.schedule.split_keys == 64
     assert make(dense, solver="greedy", tiles=["16x1"], split_keys=None).schedule.split_keys is None
@@ -559,7 +561,7 @@ GPU = {"kind": "cuda", "name": "NVIDIA H200", "multiprocessors": 132, "threads":
 @pytest.fixture
 def on_gpu(planned):
     """The plan as if it had been profiled on a GPU."""
-    named = {"device": GPU, "device_id": targets.device_id(GPU)}
+    named = {"device": GPU, "device_id": devices.device_id(GPU)}
     profiles = {name: replace(measured, **named) for name, measured in planned.profiles.items()}
     schedule = replace(planned.schedule, device_id=named["device_id"])
     return api.Plan(planned.graph, planned.blocks, profiles, schedule, reorder=planned.reorder)
@@ -568,7 +570,7 @@ def on_gpu(planned):
 def test_a_plan_runs_on_the_executor_of_its_device(dense, on_gpu, monkeypatch):
     asked = []
     prepare = partial(cuda_executor.prepare, device="cuda" if torch.cuda.is_available() else "cpu")
-    monkeypatch.setattr(targets, "executor", lambda kind: (asked.append(kind), SimpleNamespace(prepare=prepare))[1])
+    monkeypatch.setattr(devices, "executor", lambda kind: (asked.append(kind), SimpleNamespace(prepare=prepare))[1])
     qkv = tensors(*dense.shape)
     out = on_gpu(*(x.cuda() if torch.cuda.is_available() else x for x in qkv)).cpu()
     assert asked == ["cuda"] and on_gpu.device == "cuda"
@@ -614,8 +616,8 @@ def test_a_device_that_is_not_here_is_refused(tmp_path, dense, on_gpu, monkeypat
 
 def test_a_plan_from_another_machine_of_its_kind_is_refused(tmp_path, planned, monkeypatch):
     planned.save(tmp_path / "p.plan")
-    here = targets.describe("cpu")
-    monkeypatch.setattr(targets, "describe", lambda kind: here | {"name": "another processor"})
+    here = devices.describe("cpu")
+    monkeypatch.setattr(devices, "describe", lambda kind: here | {"name": "another processor"})
     with pytest.raises(tw.errors.DeviceError, match=r"another processor.*; profile the blocks again here"):
         tw.load(tmp_path / "p.plan")
 
@@ -632,7 +634,7 @@ def quick(covers, *, device, seed, bias_heads, heads, head_dim, dtype, split_key
 
     def one(cover):
         first, *further = work.distinct(cover, work.lengths(split_keys))
-        made = make_profile(cover, split_keys=first, further=further, device=targets.describe(device))
+        made = make_profile(cover, split_keys=first, further=further, device=devices.describe(device))
         needs = {"working_set_bytes": 1.0, "shared_bytes": 1.0}
 
         def fitting(costs):
@@ -656,7 +658,7 @@ def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
     expected = dense_attention(q, k, v, dense)
     with mock.patch.object(api, "expected", quick):
         planned = make(dense, reorder=order, solver="greedy")
-        fitting = tiles.fitting((*targets.facts("cpu").TILES, "16x1", "16x16"), dense.shape, 1)
+        fitting = tiles.fitting((*devices.facts("cpu").TILES, "16x1", "16x16"), dense.shape, 1)
         for each in (planned, *(make(dense, reorder=order, solver="greedy", tiles=[name]) for name in fitting)):
             torch.testing.assert_close(each(q, k, v).double(), expected, atol=2e-5, rtol=2e-5)
         for name in {"16x1", "64x64", "128x1", "1x128"} - set(
@@ -676,9 +678,9 @@ def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
         "versions": {"torch": "2.13.0", "triton": "3.7.1"},
     }
     if not torch.cuda.is_available():
-        monkeypatch.setattr(targets, "describe", lambda kind: GPU | limits)
+        monkeypatch.setattr(devices, "describe", lambda kind: GPU | limits)
         prepare = partial(cuda_executor.prepare, device="cpu")
-        monkeypatch.setattr(targets, "executor", lambda kind: SimpleNamespace(prepare=prepare))
+        monkeypatch.setattr(devices, "executor", lambda kind: SimpleNamespace(prepare=prepare))
     monkeypatch.setattr(api, "expected", quick)
     dense = np.random.default_rng(0).random((n_q, n_k)) < 0.4
     dense[-1, 0] = True
@@ -690,7 +692,7 @@ def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
 
 
 def test_the_device_says_the_fewest_rows_that_its_executor_has():
-    assert targets.facts("cuda").FEWEST_ROWS == cuda_config.FEWEST_ROWS == tiles.SMALL_ROWS
+    assert devices.facts("cuda").FEWEST_ROWS == cuda_config.FEWEST_ROWS == tiles.SMALL_ROWS
 
 
 def test_many_queries_of_one_key_are_planned():

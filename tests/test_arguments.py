@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright import models, networks, nn, paths, ragged, slices
+from tilewright import models, networks, nn, paths, slices
+from tilewright.attention.masks import Bias
 from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.integrations import sdpa
-from tilewright.targets.masks import Bias
+from tilewright.packed import pack
 
 HEADS, DIM, N = 2, 8, 20
 NAN, INF = float("nan"), float("inf")
@@ -99,7 +100,7 @@ QS = [*TENSOR, Q[0], Q[:, :1], Q[..., :3], Q.double(), Q.long(), Q.to_sparse(), 
 KEEP = torch.ones(3, 5, dtype=torch.bool)
 TOKENS, PACKED = torch.randn(3, 5, 4), torch.randn(15, 4)
 ROWS = torch.randn(15, 2, 8)
-PACKING = ragged.pack(KEEP)
+PACKING = pack.pack(KEEP)
 X = [*TENSOR, torch.tensor(1.0), torch.randn(3)]
 
 S = torch.randn(1, 1, 128, 64)
@@ -135,7 +136,7 @@ TABLE = {
     "Plan.with_bias": (make_plan().with_bias, {}, {"bias": [*BIASES, *INDICES]}),
     "Plan.save": (make_plan().save, {}, {"path": [3, None, "", "/", "/dev/null/x.plan", ARRAY, "a\0b", "x" * 5000]}),
     "ragged.pack": (
-        ragged.pack,
+        pack.pack,
         {"keep": KEEP},
         {
             "keep": [*TENSOR, KEEP[0], KEEP.int(), KEEP[:, :0], KEEP.to("meta"), ~KEEP],
@@ -146,7 +147,7 @@ TABLE = {
         },
     ),
     "ragged.pack_lengths": (
-        ragged.pack_lengths,
+        pack.pack_lengths,
         {"lengths": [3, 2]},
         {
             "lengths": ["a", 3, None, [], [1.5], ["a"], [0, 1], [-1], [[1]], [True], ARRAY, NOTHING],
@@ -155,7 +156,7 @@ TABLE = {
             "rows": [*given(*COUNT), 8, 24],
         },
     ),
-    "ragged.differentiates": (ragged.differentiates, {}, {"device": [*DEVICE[:-1], None, "meta"]}),
+    "ragged.differentiates": (pack.differentiates, {}, {"device": [*DEVICE[:-1], None, "meta"]}),
     "Packing.gather": (PACKING.gather, {}, {"x": [*X, TOKENS[:2]]}),
     "Packing.scatter": (
         PACKING.scatter,
@@ -397,7 +398,7 @@ def own(outer, name):
 def public():
     """``{name in the table: names of parameters}`` of all that the public interface calls."""
     found = {"plan": tw.plan, "load": tw.load, "Plan.__call__": tw.Plan.__call__, **own(tw.Plan, "Plan")}
-    found |= {**own(ragged, "ragged"), **own(ragged.Packing, "Packing"), **own(models, "models")}
+    found |= {**own(pack, "ragged"), **own(pack.Packing, "Packing"), **own(models, "models")}
     found["networks.create"] = networks.create
     for module, name in ((slices, "slices"), (nn, "nn")):
         found |= {f"{name}.{key}": getattr(module, key) for key in module.__all__}
@@ -443,9 +444,9 @@ def test_a_wrong_argument_is_refused_in_one_line_where_it_enters(name, monkeypat
 NUMBERS = {
     "plan": lambda i, f: make_plan(heads=i(2), head_dim=i(8), scale=f(0.5), split_keys=i(64), seed=i(1))(Q, Q, Q),
     "mask_mod": lambda i, f: make_plan(lambda b, h, q, k: q >= k, shape=(i(N), i(N)), images=i(1))(Q, Q, Q),
-    "pack": lambda i, f: ragged.pack(KEEP, i(15), rows=i(16)).pad(PACKED, i(5)),
+    "pack": lambda i, f: pack.pack(KEEP, i(15), rows=i(16)).pad(PACKED, i(5)),
     "scatter": lambda i, f: PACKING.scatter(PACKED, i(0)),
-    "pack_lengths": lambda i, f: ragged.pack_lengths([i(3), i(2)]).source,
+    "pack_lengths": lambda i, f: pack.pack_lengths([i(3), i(2)]).source,
     "predict": lambda i, f: slices.predict(S, S, budget=f(0.75), keep=f(0.5), rows=i(64), pool=i(16)).counts,
     "always": lambda i, f: slices.predict(S, S, budget=1.0, keep=0.5, always=[(i(0), i(3))], text=(i(1), i(2))).counts,
     "random": lambda i, f: slices.predict(S, S, budget=1.0, keep=f(0.5), by="random", seed=i(3)).counts,

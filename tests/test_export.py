@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 import tilewright as tw
-from tilewright import api, targets
+from tilewright import devices
+from tilewright.attention import plan
+from tilewright.attention.masks import Bias
 from tilewright.core import _internals, operators
 from tilewright.core.errors import ArtifactError, ConfigError, DeviceError, PatternError
 from tilewright.nn import SparseAttention
-from tilewright.targets.masks import Bias
 
 GRID, DIM, HEADS = (6, 7), 32, 2
 
@@ -70,7 +71,7 @@ def network(**options):
 ALONE = """
 import os, sys
 import torch
-import tilewright.api
+import tilewright.attention.plan
 from tilewright.core import operators
 
 folder, how = sys.argv[1:]
@@ -185,7 +186,7 @@ def test_a_plan_of_another_device_is_named_as_the_programs(monkeypatch):
     made = tw.plan(torch.ones(3, 3, dtype=torch.bool), heads=1, head_dim=8, solver="greedy")
     digest, file = made.digest(), made._file()
     del made
-    monkeypatch.setattr(targets, "describe", lambda kind: {"kind": "cpu", "name": "another processor"})
+    monkeypatch.setattr(devices, "describe", lambda kind: {"kind": "cpu", "name": "another processor"})
     with pytest.raises(DeviceError, match=r"^the plan that this program holds: .*another processor"):
         torch.ops.tilewright.attend(*3 * [torch.ones(1, 1, 3, 8)], digest, False, file)
     with pytest.raises(ArtifactError, match=r"^the plan that this program holds: expected a plan file"):
@@ -230,7 +231,7 @@ def test_another_plan_than_the_programs_is_refused(tmp_path):
     ):
         torch.ops.tilewright.attend(*3 * [torch.ones(1, 1, 3, 8)], "0" * 32, False, file)
     assert torch.equal(file, plans[0]._file()) and not torch.equal(file, plans[1]._file())
-    assert api._from_program(file.numpy().tobytes()).digest() == plans[0].digest()
+    assert plan._from_program(file.numpy().tobytes()).digest() == plans[0].digest()
 
 
 class Biased(nn.Module):

@@ -13,10 +13,11 @@ from torch.nn.attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import tilewright as tw
-from tilewright import graph, patterns, targets
+from tilewright import devices, graph
+from tilewright.attention import patterns
+from tilewright.attention.masks import Bias
+from tilewright.attention.units import Units, interleaved
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
-from tilewright.targets.masks import Bias
-from tilewright.targets.units import Units, interleaved
 
 H, D, N_Q, N_K = 3, 16, 70, 60
 
@@ -360,7 +361,7 @@ def test_a_bias_of_another_shape_is_refused():
 
 
 def test_a_target_whose_backward_takes_one_pattern_says_so(monkeypatch):
-    monkeypatch.setattr(targets, "differentiates_units", lambda kind: False)
+    monkeypatch.setattr(devices, "differentiates_units", lambda kind: False)
     planned = make(random_masks(H))
     q, k, v = tensors(1)
     with pytest.raises(PatternError, match="plans for cpu with patterns by head or image have no backward"):

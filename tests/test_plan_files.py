@@ -16,12 +16,13 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright import blocks, graph, reference, targets
-from tilewright.blocks import tiles
+from tilewright import devices, graph, reference
+from tilewright.attention import blocks
+from tilewright.attention.blocks import tiles
+from tilewright.attention.cuda import tile_lists
+from tilewright.attention.masks import Bias
+from tilewright.attention.measure import check
 from tilewright.core.errors import ArtifactError, DeviceError, VersionError
-from tilewright.targets.cuda import tile_lists
-from tilewright.targets.masks import Bias
-from tilewright.targets.measure import check
 
 H, D, N = 2, 8, 48
 DAMAGED, CRAFTED = 800, 1500
@@ -260,7 +261,7 @@ def signed(name, members):
         replace(members, old, header["id"])
     elif name.startswith("profile-"):
         document = json.loads(members[name])
-        old, document["device_id"] = document["device_id"], targets.device_id(document["device"])
+        old, document["device_id"] = document["device_id"], devices.device_id(document["device"])
         members[name] = json.dumps(document).encode()
         replace(members, old, document["device_id"])
 
@@ -399,8 +400,8 @@ def other(device, **changes):
 @pytest.mark.parametrize("change", [{"numpy": "99.0"}, {"triton": "9.9"}, {"memory_bytes": 1}], ids=str)
 def test_a_plan_outlives_what_does_not_change_timing(tmp_path, archives, qkv, monkeypatch, caplog, change):
     written(archives[2].items(), tmp_path / "p.plan")
-    here = other(targets.describe("cpu"), **change)
-    monkeypatch.setattr(targets, "describe", lambda kind: here)
+    here = other(devices.describe("cpu"), **change)
+    monkeypatch.setattr(devices, "describe", lambda kind: here)
     assert outcome(tmp_path / "p.plan", qkv) == "right" and not caplog.records
     check(tw.load(tmp_path / "p.plan").profiles["16x1"], tw.load(tmp_path / "p.plan").blocks["16x1"])
 
@@ -408,8 +409,8 @@ def test_a_plan_outlives_what_does_not_change_timing(tmp_path, archives, qkv, mo
 @pytest.mark.parametrize("change", [{"torch": "2.99.1"}, {"threads": 7}, {"l2_bytes": 1 << 30}], ids=str)
 def test_a_plan_runs_where_its_times_no_longer_hold(tmp_path, archives, qkv, monkeypatch, caplog, change):
     written(archives[2].items(), tmp_path / "p.plan")
-    here = other(targets.describe("cpu"), **change)
-    monkeypatch.setattr(targets, "describe", lambda kind: here)
+    here = other(devices.describe("cpu"), **change)
+    monkeypatch.setattr(devices, "describe", lambda kind: here)
     assert outcome(tmp_path / "p.plan", qkv) == "right"
     assert f"p.plan: {next(iter(change))} differ from when it was profiled" in caplog.text
     # Schedules are made from times of this device only.
@@ -432,7 +433,7 @@ def planned_on(path):
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
 def test_plans_that_were_written_by_every_version_are_read(tmp_path, qkv, monkeypatch, path):
     here = planned_on(path)
-    monkeypatch.setattr(targets, "describe", lambda kind: here)
+    monkeypatch.setattr(devices, "describe", lambda kind: here)
     assert outcome(path, qkv) == "right"
     plan = tw.load(path)
     assert plan.graph.id == tw.api.reorder.apply(graph.from_pattern(pattern()), plan.reorder["order"])[0].id

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 from helpers import plans
 from helpers.gpu import hide_gpu
-from tilewright import profile, targets
-from tilewright.blocks import work
+from tilewright import devices
+from tilewright.attention import profile
+from tilewright.attention.blocks import work
+from tilewright.attention.cpu import probe as cpu_probe
+from tilewright.attention.cpu.probe import Probe, head
+from tilewright.attention.measure import check, measure
+from tilewright.attention.schedule import problem
 from tilewright.core.errors import ArtifactError, DeviceError, UnknownNameError
 from tilewright.core.timing import FEWEST, Timing
-from tilewright.schedule import problem
-from tilewright.targets.cpu import probe as cpu_probe
-from tilewright.targets.cpu.probe import Probe, head
-from tilewright.targets.measure import check, measure
 
 SIZES = {"heads": 2, "head_dim": 16}
 
@@ -38,7 +39,7 @@ def test_a_profile_has_the_classes_of_the_work_items(cover, measured):
     )
     assert (measured.blocks_id, measured.graph_id, measured.tile) == (cover.id, cover.graph_id, "16x1")
     assert (measured.heads, measured.head_dim, measured.dtype, measured.split_keys) == (2, 16, "float32", 64)
-    assert measured.device_id == targets.device_id(targets.describe("cpu"))
+    assert measured.device_id == devices.device_id(devices.describe("cpu"))
 
 
 def test_times_are_positive_and_ordered(measured):
@@ -101,7 +102,7 @@ def test_split_lengths_share_what_was_timed(tmp_path):
 
 def alone(cover, measured):
     """Predicted makespan of the schedule with this tile alone."""
-    found = problem.build({"16x1": cover}, {"16x1": measured}, targets.limits(measured.device))
+    found = problem.build({"16x1": cover}, {"16x1": measured}, devices.limits(measured.device))
     none = np.zeros(found.n_regions, np.int64)
     return found.makespan_us(none, none)
 
@@ -222,7 +223,7 @@ def test_a_profile_of_other_blocks_is_refused(cover, measured):
 def test_a_profile_of_another_device_is_refused(cover, measured):
     other = {**measured.device, "name": "a faster one"}
     with pytest.raises(DeviceError, match="a faster one"):
-        check(replace(measured, device=other, device_id=targets.device_id(other)), cover)
+        check(replace(measured, device=other, device_id=devices.device_id(other)), cover)
 
 
 def test_bad_arguments_are_refused(cover, monkeypatch):

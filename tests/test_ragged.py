@@ -14,12 +14,13 @@ from torch import library
 
 from helpers.gpu import TRITON_DEVICE
 from helpers.threads import interrupted
-from tilewright import ragged, reference
+from tilewright import reference
+from tilewright.attention.cuda.config import KernelConfig
 from tilewright.core.errors import DeviceError, PatternError
-from tilewright.targets.cpu import packed as cpu_packed
-from tilewright.targets.cuda import packed as cuda_packed
-from tilewright.targets.cuda.config import KernelConfig
-from tilewright.targets.packed_lists import ITEMS, RECORD, PackedOffsets
+from tilewright.packed import pack
+from tilewright.packed.cpu import executor as cpu_packed
+from tilewright.packed.cuda import executor as cuda_packed
+from tilewright.packed.lists import ITEMS, RECORD, PackedOffsets
 
 EXECUTORS = {"torch": "cpu", "triton": TRITON_DEVICE}
 KINDS = {"torch": "cpu", "triton": "cuda"}
@@ -30,10 +31,10 @@ DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if TRITON_DEVICE == 
 @pytest.fixture(params=EXECUTORS)
 def device(request, monkeypatch):
     """Where the executor of a test runs; its batches are all that `ragged` makes there."""
-    monkeypatch.setitem(ragged.EXECUTORS, EXECUTORS[request.param], f"tilewright.targets.{KINDS[request.param]}.packed")
-    ragged._executor.cache_clear()
+    monkeypatch.setitem(pack.EXECUTORS, EXECUTORS[request.param], f"tilewright.devices.{KINDS[request.param]}.packed")
+    pack._executor.cache_clear()
     yield torch.device(EXECUTORS[request.param])
-    ragged._executor.cache_clear()
+    pack._executor.cache_clear()
 
 
 def keeping(lengths, n, device, seed=0):
@@ -78,7 +79,7 @@ def check_moves(packing, keep, x, fill):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [8, 32, 48, 64, 72, 128, 256])
 def test_attention(head_dim, dtype, device):
-    packing = ragged.pack(keeping([1, 70, 16, 33, 64], 75, device), 200)
+    packing = pack.pack(keeping([1, 70, 16, 33, 64], 75, device), 200)
     check_attention(packing, *qkv(200, 2, head_dim, dtype=dtype, device=device))
 
 
@@ -100,7 +101,7 @@ def test_offsets_beyond_32_bits(monkeypatch):
 
 @pytest.mark.parametrize("rows", [16, 32, 128])
 def test_other_tiles(rows, device):
-    packing = ragged.pack(keeping([130, 5, 40], 140, device), 180, rows=rows)
+    packing = pack.pack(keeping([130, 5, 40], 140, device), 180, rows=rows)
     check_attention(packing, *qkv(180, 1, 32, dtype=torch.float16, device=device))
 
 
@@ -110,7 +111,7 @@ def test_other_kernels(step_keys, trim):
     keep = keeping([150, 1, 31], 150, TRITON_DEVICE)
     device = keep.device
     executor = cuda_packed.Executor(offsets, device, KernelConfig(step_keys, trim=trim))
-    packing = ragged.Packing(offsets, executor.lists(keep))
+    packing = pack.Packing(offsets, executor.lists(keep))
     packing._executor = executor
     check_attention(packing, *qkv(200, 1, 32, dtype=torch.float16, device=device))
 
@@ -124,23 +125,23 @@ def test_batches(data):
     width = data.draw(st.sampled_from([1, 3, 32]), "width")
     for kind, at in EXECUTORS.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(ragged.EXECUTORS, at, f"tilewright.targets.{KINDS[kind]}.packed")
-            ragged._executor.cache_clear()
+            patch.setitem(pack.EXECUTORS, at, f"tilewright.devices.{KINDS[kind]}.packed")
+            pack._executor.cache_clear()
             keep = keeping(lengths, n, at)
             x, fill = tokens(len(lengths), n, width, device=at), tokens(len(lengths), n, width, device=at, seed=2)
-            packing = ragged.pack(keep, capacity, tokens=x)
+            packing = pack.pack(keep, capacity, tokens=x)
             assert packing.starts.tolist() == [0, *np.cumsum(lengths)] and packing.starts.dtype == torch.int32
             assert torch.equal(packing.tokens, packing.gather(x))
             check_moves(packing, keep, x, fill)
             check_attention(packing, *qkv(capacity, 2, 32, device=at))
-    ragged._executor.cache_clear()
+    pack._executor.cache_clear()
 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 1], [30, 30], [64], [65]], ids=str)
 def test_one_token_all_tokens_none_but_the_first(lengths, device):
     n = max(lengths)
     keep = keeping(lengths, n, device)
-    packing = ragged.pack(keep)
+    packing = pack.pack(keep)
     assert packing.capacity == sum(lengths)
     check_moves(packing, keep, *tokens(2, len(lengths), n, 5, device=device))
     check_attention(packing, *qkv(packing.capacity, 1, 32, device=device))
@@ -148,7 +149,7 @@ def test_one_token_all_tokens_none_but_the_first(lengths, device):
 
 def test_tokens_may_be_strided(device):
     keep = keeping([7, 3], 9, device)
-    packing = ragged.pack(keep, 12)
+    packing = pack.pack(keep, 12)
     check_moves(packing, keep, *(tokens(9, 2, 20, device=device)[..., i : i + 8].transpose(0, 1) for i in (0, 8)))
 
 
@@ -159,9 +160,9 @@ def written(packing):
 
 def test_large_batches_are_described_and_gathered_apart(monkeypatch, device):
     keep, x = keeping([3, 1, 20], 20, device), tokens(3, 20, 8, device=device)
-    together = ragged.pack(keep, 30, tokens=x)
+    together = pack.pack(keep, 30, tokens=x)
     monkeypatch.setattr(cuda_packed, "FUSED", 2)
-    apart = ragged.pack(keep, 30, tokens=x)
+    apart = pack.pack(keep, 30, tokens=x)
     assert torch.equal(together.tokens, apart.tokens) and torch.equal(written(together), written(apart))
 
 
@@ -176,10 +177,10 @@ def test_packed_tokens_are_padded_and_packed_again(fused, data):
     seed, spare = data.draw(st.integers(0, 9), "seed"), data.draw(st.integers(0, 20), "spare")
     for kind, at in EXECUTORS.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(ragged.EXECUTORS, at, f"tilewright.targets.{KINDS[kind]}.packed")
+            patch.setitem(pack.EXECUTORS, at, f"tilewright.devices.{KINDS[kind]}.packed")
             patch.setattr(cuda_packed, "FUSED", fused)
-            ragged._executor.cache_clear()
-            before = ragged.pack(keeping(lengths, n, at), sum(lengths) + spare)
+            pack._executor.cache_clear()
+            before = pack.pack(keeping(lengths, n, at), sum(lengths) + spare)
             # Rows of a wider tensor.
             x = tokens(before.capacity, width + 5, device=at)[:, 5:]
             valid = torch.arange(length, device=at) < torch.tensor(lengths, device=at)[:, None]
@@ -187,32 +188,32 @@ def test_packed_tokens_are_padded_and_packed_again(fused, data):
             assert torch.equal(padded[valid], x[: sum(lengths)]) and not padded[~valid].any()
             chosen = torch.rand(valid.shape, generator=torch.Generator().manual_seed(seed)).to(at) < 0.5
             chosen[:, 0] = True
-            again = ragged.pack(valid & chosen, int((valid & chosen).sum()) + spare, tokens=x, origin=before)
-            directly = ragged.pack(valid & chosen, again.capacity, tokens=padded)
+            again = pack.pack(valid & chosen, int((valid & chosen).sum()) + spare, tokens=x, origin=before)
+            directly = pack.pack(valid & chosen, again.capacity, tokens=padded)
             assert torch.equal(again.tokens, directly.tokens) and torch.equal(written(again), written(directly))
-    ragged._executor.cache_clear()
+    pack._executor.cache_clear()
 
 
 def test_tokens_of_a_batch_that_did_not_fit_are_nan_however_they_are_packed_again(device):
-    before = ragged.pack(keeping([3, 5, 2], 5, device), 9)
+    before = pack.pack(keeping([3, 5, 2], 5, device), 9)
     x = tokens(9, 4, device=device)
     assert before.pad(x, 5).isnan().all()
     # Rows that are not there are asked for.
-    again = ragged.pack(
+    again = pack.pack(
         torch.ones(3, 5, dtype=torch.bool, device=device), 15, tokens=before.gather(x.new_zeros(3, 5, 4)), origin=before
     )
     assert again.tokens.isnan().all()
 
 
 def test_packed_tokens_are_those_of_the_packing(device):
-    before, keep = ragged.pack(keeping([3, 5], 5, device), 9), keeping([1, 1], 5, device)
+    before, keep = pack.pack(keeping([3, 5], 5, device), 9), keeping([1, 1], 5, device)
     with pytest.raises(PatternError, match="origin: expected the packing of 1 images, found one of 2"):
-        ragged.pack(keep[:1], 5, tokens=tokens(9, 4, device=device), origin=before)
+        pack.pack(keep[:1], 5, tokens=tokens(9, 4, device=device), origin=before)
     for shape in ((8, 4), (2, 5, 4)):
         with pytest.raises(PatternError, match=rf"tokens: expected shape \(9, C\), .* found \({shape[0]}, "):
-            ragged.pack(keep, 5, tokens=tokens(*shape, device=device), origin=before)
+            pack.pack(keep, 5, tokens=tokens(*shape, device=device), origin=before)
     with pytest.raises(PatternError, match=r"tokens: expected shape \(9, C\), .* found None"):
-        ragged.pack(keep, 5, origin=before)
+        pack.pack(keep, 5, origin=before)
 
 
 def test_many_tokens_and_images(monkeypatch, device):
@@ -220,7 +221,7 @@ def test_many_tokens_and_images(monkeypatch, device):
     monkeypatch.setattr(cuda_packed, "GATHERING", 40)
     lengths = [300, 1, 200] + 15 * [2]
     keep = keeping(lengths, 300, device)
-    packing = ragged.pack(keep, 700, tokens=(x := tokens(18, 300, 300, device=device)))
+    packing = pack.pack(keep, 700, tokens=(x := tokens(18, 300, 300, device=device)))
     kept = int(keep.sum())
     assert torch.equal(packing.tokens[:kept], x[keep]) and not packing.tokens[kept:].any()
     check_attention(packing, *qkv(700, 1, 32, device=device))
@@ -245,7 +246,7 @@ def test_work_items_are_the_longest_first_and_cover_every_row(rows):
 
 def overflowing(device, lengths=(9, 20, 4), capacity=30):
     keep = keeping(lengths, 20, device)
-    return ragged.pack(keep, capacity, tokens=tokens(len(lengths), 20, 8, device=device))
+    return pack.pack(keep, capacity, tokens=tokens(len(lengths), 20, 8, device=device))
 
 
 @pytest.mark.parametrize("case", ["overflow", "empty"])
@@ -271,7 +272,7 @@ def test_a_batch_that_does_not_fit_is_nan_until_it_is_checked(case, device):
 
 
 def test_the_graph_is_block_diagonal():
-    packing = ragged.pack_lengths([2, 1, 3], 10)
+    packing = pack.pack_lengths([2, 1, 3], 10)
     assert np.array_equal(packing.graph().to_dense(), torch.block_diag(*map(torch.ones, [(2, 2), (1, 1), (3, 3)])) > 0)
 
 
@@ -279,10 +280,10 @@ def test_compiled_as_one_graph(device):
     keep, x = keeping([9, 3], 12, device), tokens(2, 12, 32, device=device)
 
     def network(keep, x):
-        packing = ragged.pack(keep, 16, tokens=x)
+        packing = pack.pack(keep, 16, tokens=x)
         q, k, v = (packing.tokens[:, None].repeat(1, 3, 1)).view(16, 3, 1, 32).unbind(1)
         out = packing.attend(q, k, v).flatten(1)
-        return packing.first(out), packing.scatter(out, x), ragged.pack(keep, 14).gather(x)
+        return packing.first(out), packing.scatter(out, x), pack.pack(keep, 14).gather(x)
 
     with torch.no_grad():
         found = torch.compile(network, fullgraph=True, backend="aot_eager")(keep, x)
@@ -291,7 +292,7 @@ def test_compiled_as_one_graph(device):
 
 
 def test_a_compiled_call_writes_to_given_memory(device):
-    packing = ragged.pack(keeping([2, 3], 4, device))
+    packing = pack.pack(keeping([2, 3], 4, device))
     q, k, v = qkv(5, 1, 32, device=device)
     out = torch.zeros(5, 1, 32, device=device)
     # The compiler's own backend is not needed to see what it was given.
@@ -316,7 +317,7 @@ def test_operators_are_well_formed(device):
 
 def test_packings_of_one_layout_are_not_mixed_up_by_a_switch_of_threads():
     """Wherever a thread may be interrupted, another one asks for the runs of its own lists."""
-    one, other = (ragged.pack_lengths(lengths, 8, rows=16) for lengths in ([5, 3], [3, 5]))
+    one, other = (pack.pack_lengths(lengths, 8, rows=16) for lengths in ([5, 3], [3, 5]))
     other.offsets, executor = one.offsets, one._executor
     right, others = executor._stretches(one.lists), executor._stretches(other.lists)
     assert right != others
@@ -332,17 +333,17 @@ def test_packings_of_one_layout_are_not_mixed_up_by_a_switch_of_threads():
 
 def test_executors_hold_no_memory_of_their_batches():
     """Without a capacity every batch has a layout of its own: as many executors are kept, of a few kilobytes each."""
-    most = ragged._executor.cache_info().maxsize
-    ragged._executor.cache_clear()
+    most = pack._executor.cache_info().maxsize
+    pack._executor.cache_clear()
     tracemalloc.start()
     held = []
     for n in range(1, 2 * most + 1):
-        ragged.pack(torch.arange(2 * most)[None] < n).attend(*torch.zeros(3, n, 1, 8))
+        pack.pack(torch.arange(2 * most)[None] < n).attend(*torch.zeros(3, n, 1, 8))
         if n % most == 0:
             gc.collect()
             held.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    assert ragged._executor.cache_info().currsize == most
+    assert pack._executor.cache_info().currsize == most
     assert max(held) <= most * 4096 and held[1] <= 1.5 * held[0]
 
 
@@ -350,7 +351,7 @@ def test_executors_hold_no_memory_of_their_batches():
 
 
 def test_lengths_that_do_not_sum_to_the_tokens_are_refused(device):
-    packing = ragged.pack(keeping([5, 3], 6, device))
+    packing = pack.pack(keeping([5, 3], 6, device))
     for rows in (7, 9):
         with pytest.raises(PatternError, match=rf"q: expected shape \(8, H, D\), a row .*, found \({rows}, 2, 32\)"):
             packing.attend(*qkv(rows, 2, 32, device=device))
@@ -358,41 +359,41 @@ def test_lengths_that_do_not_sum_to_the_tokens_are_refused(device):
 
 def test_images_without_tokens_are_refused():
     with pytest.raises(PatternError, match="lengths: expected at least one token an image, found 0"):
-        ragged.pack_lengths([5, 0, 3])
+        pack.pack_lengths([5, 0, 3])
     with pytest.raises(PatternError, match="found 1 that keep none"):
-        ragged.pack(torch.tensor([[True, True], [False, False]]))
+        pack.pack(torch.tensor([[True, True], [False, False]]))
 
 
 def test_more_tokens_than_the_capacity_are_refused_at_once_where_lengths_are_known():
     with pytest.raises(PatternError, match="capacity: expected at least the 9 tokens kept, found 8"):
-        ragged.pack_lengths([5, 4], 8)
+        pack.pack_lengths([5, 4], 8)
 
 
 @pytest.mark.parametrize("lengths", [[], [[1]], [1.5], [True]], ids=str)
 def test_lengths_are_integers(lengths):
     with pytest.raises(PatternError, match="lengths: expected integers of shape"):
-        ragged.pack_lengths(lengths)
+        pack.pack_lengths(lengths)
 
 
 @pytest.mark.parametrize("keep", [torch.ones(3, dtype=torch.bool), torch.ones(2, 3), torch.ones(0, 3) > 0], ids=str)
 def test_keep_is_a_table_of_bool(keep):
     with pytest.raises(PatternError, match="keep: expected bool of shape"):
-        ragged.pack(keep)
+        pack.pack(keep)
 
 
 @pytest.mark.parametrize(("option", "value"), [("capacity", 0), ("rows", 8), ("rows", 48)])
 def test_sizes_are_sensible(option, value):
     with pytest.raises(PatternError, match=f"{option}: expected .*, found {value}"):
-        ragged.pack(torch.ones(2, 3) > 0, **{option: value})
+        pack.pack(torch.ones(2, 3) > 0, **{option: value})
 
 
 def test_devices_are_known():
     with pytest.raises(DeviceError, match="keep: expected a tensor on one of cpu, cuda, found meta"):
-        ragged.pack((torch.ones(2, 3) > 0).to("meta"))
+        pack.pack((torch.ones(2, 3) > 0).to("meta"))
 
 
 def test_a_fill_is_a_tensor_or_0(device):
-    packing = ragged.pack(keeping([2, 3], 3, device))
+    packing = pack.pack(keeping([2, 3], 3, device))
     with pytest.raises(PatternError, match="fill: expected a tensor or 0, found 1"):
         packing.scatter(tokens(5, 4, device=device), 1)
     with pytest.raises(PatternError, match=r"fill: expected torch.float32 of shape \(2, 3, 4\), found torch.float16"):
@@ -400,7 +401,7 @@ def test_a_fill_is_a_tensor_or_0(device):
 
 
 def test_rows_are_of_the_batch(device):
-    packing = ragged.pack(keeping([2, 3], 3, device))
+    packing = pack.pack(keeping([2, 3], 3, device))
     for call, shape, wanted in (
         (packing.gather, (2, 4, 8), "(2, 3, C)"),
         (packing.scatter, (6, 8), "(5, C)"),
@@ -412,7 +413,7 @@ def test_rows_are_of_the_batch(device):
 
 
 def test_q_k_and_v_are_of_one_shape_and_type(device):
-    packing = ragged.pack(keeping([2, 3], 3, device))
+    packing = pack.pack(keeping([2, 3], 3, device))
     q, k, v = qkv(5, 1, 32, device=device)
     with pytest.raises(PatternError, match=r"v: expected shape \(5, 1, 32\)"):
         packing.attend(q, k, v[..., :16])
@@ -434,14 +435,14 @@ def test_q_k_and_v_are_of_one_shape_and_type(device):
     ids=["shape", "dtype", "strides", "shared"],
 )
 def test_memory_for_a_result_can_hold_it(device, out, message):
-    packing = ragged.pack(keeping([2, 3], 4, device))
+    packing = pack.pack(keeping([2, 3], 4, device))
     q, k, v = (tokens(5, 1, 32, device=device, seed=seed) for seed in range(3))
     with pytest.raises(PatternError, match=message):
         packing.attend(q, k, v, out(q))
 
 
 def test_tensors_lie_on_one_device(device):
-    packing = ragged.pack(keeping([2, 3], 3, device))
+    packing = pack.pack(keeping([2, 3], 3, device))
     q, k, v = qkv(5, 1, 32, device=device)
     with pytest.raises(DeviceError, match=r"k: expected a tensor on .*, found meta"):
         packing.attend(q, k.to("meta"), v)
@@ -457,7 +458,7 @@ def without_backward(device, monkeypatch):
 
 def test_gradients_are_not_lost_silently(without_backward):
     device = without_backward
-    packing = ragged.pack(keeping([2, 3], 3, device))
+    packing = pack.pack(keeping([2, 3], 3, device))
     x = tokens(2, 3, 4, device=device).requires_grad_()
     with pytest.raises(PatternError, match="tokens: packed batches have no backward"):
         packing.gather(x)
@@ -467,7 +468,7 @@ def test_gradients_are_not_lost_silently(without_backward):
 
 def test_gradients_are_not_lost_after_calls_without(without_backward):
     device = without_backward
-    packing = ragged.pack(keeping([2, 3], 3, device))
+    packing = pack.pack(keeping([2, 3], 3, device))
     q, k, v = (x.requires_grad_() for x in qkv(5, 1, 32, device=device))
     with torch.no_grad():
         packing.attend(q, k, v)
@@ -477,7 +478,7 @@ def test_gradients_are_not_lost_after_calls_without(without_backward):
 
 
 def test_compiled_code_refuses_gradients_where_there_are_none(without_backward):
-    packing = ragged.pack(keeping([2, 3], 3, without_backward))
+    packing = pack.pack(keeping([2, 3], 3, without_backward))
     x = tokens(2, 3, 4, device=without_backward).requires_grad_()
     with pytest.raises(PatternError, match=r"packed batches have no backward on c.*; call this under torch.no_grad"):
         torch.ops.tilewright.ragged_gather(packing.lists, x, packing.offsets)
@@ -500,7 +501,7 @@ def _written_out(keep, x, project, rows, masked):
 
 
 def _packed(keep, x, project, rows, masked):
-    packing = ragged.pack(keep, rows, x)
+    packing = pack.pack(keep, rows, x)
     q, k, v = (packing.tokens @ project).unflatten(1, (3, 2, -1)).unbind(1)
     out = packing.attend(q, k, v).flatten(1)
     return packing.scatter(out, masked), packing.first(out), packing.pad(out, int(keep.sum(1).max()))
@@ -540,11 +541,11 @@ def test_a_packed_batch_has_the_gradients_of_its_images(lengths, rows, compiled,
 def test_tokens_that_go_on_from_an_earlier_batch_have_gradients():
     first = keeping([5, 7, 2], 8, "cpu")
     x = tokens(3, 8, 4, device="cpu").requires_grad_()
-    one = ragged.pack(first, 16, x)
+    one = pack.pack(first, 16, x)
     stays = torch.zeros(3, 7, dtype=torch.bool)
     for b, count in enumerate([5, 7, 2]):
         stays[b, :count:2] = True
-    two = ragged.pack(stays, 11, one.tokens, origin=one)
+    two = pack.pack(stays, 11, one.tokens, origin=one)
     weigh = torch.randn(11, 4)
     (found,) = torch.autograd.grad((two.tokens * weigh).sum(), x)
     wanted, row = torch.zeros_like(x), 0
@@ -558,7 +559,7 @@ def test_tokens_that_go_on_from_an_earlier_batch_have_gradients():
 
 def test_gather_has_a_gradient_and_rows_of_no_image_none():
     keep = keeping([2, 3], 4, "cpu")
-    packing = ragged.pack(keep, 7)
+    packing = pack.pack(keep, 7)
     x = tokens(2, 4, 3, device="cpu").requires_grad_()
     weigh = torch.randn(7, 3)
     (found,) = torch.autograd.grad((packing.gather(x) * weigh).sum(), x)
@@ -569,7 +570,7 @@ def test_gather_has_a_gradient_and_rows_of_no_image_none():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_gradients_of_attention_in_sixteen_bits(dtype):
-    packing = ragged.pack(keeping([3, 9], 10, "cpu"), 14)
+    packing = pack.pack(keeping([3, 9], 10, "cpu"), 14)
     given = [x.to(dtype).requires_grad_() for x in qkv(14, 2, 16, device="cpu")]
     grad = tokens(14, 2, 16, device="cpu", seed=9).to(dtype)
     found = torch.autograd.grad(packing.attend(*given), given, grad)
@@ -579,13 +580,13 @@ def test_gradients_of_attention_in_sixteen_bits(dtype):
 
 
 def test_gradients_of_a_batch_that_did_not_fit_are_nan():
-    packing = ragged.pack(keeping([3, 9], 10, "cpu"), 8)
+    packing = pack.pack(keeping([3, 9], 10, "cpu"), 8)
     given = [x.requires_grad_() for x in qkv(8, 1, 8, device="cpu")]
     assert all(x.isnan().all() for x in torch.autograd.grad(packing.attend(*given).sum(), given))
 
 
 def test_a_second_derivative_of_packed_attention_is_refused():
-    packing = ragged.pack(keeping([3, 4], 5, "cpu"), 7)
+    packing = pack.pack(keeping([3, 4], 5, "cpu"), 7)
     given = [x.requires_grad_() for x in qkv(7, 1, 8, device="cpu")]
     (first,) = torch.autograd.grad(packing.attend(*given).square().sum(), given[0], create_graph=True)
     with pytest.raises(PatternError, match="backward of packed attention has no derivative"):
@@ -598,9 +599,9 @@ def test_lists_are_no_longer_than_their_numbers_reach():
 
 
 def triton_packing(monkeypatch):
-    monkeypatch.setitem(ragged.EXECUTORS, TRITON_DEVICE, "tilewright.targets.cuda.packed")
-    ragged._executor.cache_clear()
-    return ragged.pack(keeping([2, 3], 3, TRITON_DEVICE))
+    monkeypatch.setitem(pack.EXECUTORS, TRITON_DEVICE, "tilewright.packed.cuda.executor")
+    pack._executor.cache_clear()
+    return pack.pack(keeping([2, 3], 3, TRITON_DEVICE))
 
 
 def test_head_dims_of_a_gpu_are_known(monkeypatch):

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from helpers import plans
 from tilewright import graph, reference
+from tilewright.attention import masks
+from tilewright.attention.cpu import executor as cpu_executor
+from tilewright.attention.cpu import launch as cpu_launch
+from tilewright.attention.masks import Bias
 from tilewright.core import _internals
 from tilewright.core.errors import ArtifactError, DeviceError, PatternError
-from tilewright.targets import masks
-from tilewright.targets.cpu import executor as cpu_executor
-from tilewright.targets.cpu import launch as cpu_launch
-from tilewright.targets.cpu import workers as cpu_workers
-from tilewright.targets.masks import Bias
+from tilewright.devices.cpu import workers as cpu_workers
 
 H, D = 2, 16
 

@@ -17,9 +17,11 @@ from numpy.testing import assert_allclose
 import tilewright as tw
 from helpers import plans
 from helpers.threads import threads
-from tilewright import graph, networks, ragged, reference, reorder, slices
-from tilewright.targets.cpu import executor as cpu_executor
-from tilewright.targets.cpu import workers as cpu_workers
+from tilewright import graph, networks, reference, slices
+from tilewright.attention import reorder
+from tilewright.attention.cpu import executor as cpu_executor
+from tilewright.devices.cpu import workers as cpu_workers
+from tilewright.packed import pack as ragged
 
 H, D = 2, 16
 THREADS, CALLS = 8, 250

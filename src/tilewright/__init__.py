@@ -14,12 +14,12 @@ _PACKAGES = ("integrations", "models", "networks", "nn", "paths", "ragged", "sli
 __all__ = [*_API, *_PACKAGES, "TilewrightError", "__version__", "errors"]
 
 # Every module that imports the package would otherwise count the API among its imports.
-APART = ("tilewright.api",)
+APART = ("tilewright.attention.plan",)
 
 
 def __getattr__(name):
     if name in _API:
-        import tilewright.api as api
+        import tilewright.attention.plan as api
 
         return getattr(api, name)
     if name in _PACKAGES:

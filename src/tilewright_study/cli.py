@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import flags
 from tilewright.core.errors import ConfigError, TilewrightError
 
@@ -53,7 +53,7 @@ def timing_options(add, seed):
 
     add: a parser's ``add_argument``; seed: what is drawn from it.
     """
-    add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
+    add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
     add("--rse", type=flags.positive, default=0.02, help="stop at this relative standard error (default: 0.02)")
     add("--min-repetitions", type=flags.count, default=10, help="but not before this number of calls (default: 10)")
     add("--seed", type=flags.seed, default=0, help=f"seed of {seed} (default: 0)")

@@ -12,12 +12,13 @@ from typing import Literal
 
 import msgspec
 
-from tilewright import models, networks, reorder, targets
-from tilewright.blocks import tiles, work
+from tilewright import devices, models, networks
+from tilewright.attention import reorder
+from tilewright.attention.blocks import tiles, work
+from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError
 from tilewright.networks import Plans
-from tilewright.schedule.search import NAMES as SOLVERS
 from tilewright_study import experiments, scenes, sections, training
 from tilewright_study.experiments import paths, pruned_accuracy, video
 from tilewright_study.measure import weights
@@ -176,7 +177,7 @@ class Shared(Section, frozen=True, kw_only=True):
         """Raise `ConfigError` for unknown names and for numbers out of range, in what all experiments share."""
         sections.known("experiments", "experiment", self.experiments, experiments.NAMES)
         sections.distinct("experiments", self.experiments)
-        sections.known("device", "kind of device", (self.device,), targets.NAMES)
+        sections.known("device", "kind of device", (self.device,), devices.NAMES)
         for place in ("orders", "tiles", "solvers"):
             sections.selection(place, getattr(self, place))
         sections.distinct("workloads", self.workloads)
@@ -284,7 +285,7 @@ def _tiles(place, names):
 def _orders(settings):
     """Raise `ConfigError` for settings of an unknown order, and for unknown settings of an order."""
     for name, params in settings.items():
-        module = sections.at("reorder", registry.member, "tilewright.reorder", "order", name, reorder.NAMES)
+        module = sections.at("reorder", registry.member, "tilewright.attention.reorder", "order", name, reorder.NAMES)
         sections.at(f"reorder.{name}", msgspec.convert, params, module.Params)
 
 

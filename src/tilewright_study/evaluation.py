@@ -5,7 +5,7 @@ import io
 import time
 from pathlib import Path
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import artifacts, registry
 from tilewright.core.errors import ArtifactError, ConfigError, Unavailable
 from tilewright_study.cli import settings
@@ -39,7 +39,7 @@ def run(model, data, checkpoint, attention, split, count, batch, classes, device
     for name, number in (("batch", batch), ("count", count)):
         if number is not None and number < 1:
             raise ConfigError(f"--{name}: expected at least 1, found {number}")
-    facts, place = targets.describe(device), targets.facts(device).TORCH_DEVICE
+    facts, place = devices.describe(device), devices.facts(device).TORCH_DEVICE
     family, options = networks.parse(model, settings(set))
     if family in MAPS:
         raise ConfigError(f"--model: expected a network that names classes, found {model}, which labels pixels")

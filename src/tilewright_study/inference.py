@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import images, sides
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import _gates
@@ -48,7 +48,7 @@ def run(model, image, checkpoint, attention, device, output, labels, token, set)
         _style.check_suffix(output)
     elif token is not None:
         raise ConfigError("--token: expected --output, the picture to draw it in, found none")
-    targets.describe(device)
+    devices.describe(device)
     family, options = networks.parse(model, settings(set))
     if family in MAPS:
         raise ConfigError(f"--model: expected a network that names classes, found {model}, which labels pixels")

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from helpers.gpu import TRITON_DEVICE
-from tilewright import ragged, reference
+from tilewright import reference
 from tilewright.core.errors import PatternError, Unavailable, UnknownNameError
+from tilewright.packed import pack
 from tilewright.torch_attention import flex
 from tilewright_study.baselines import packed as packed_baselines
 from tilewright_study.baselines.packed import flash3_varlen
@@ -21,7 +22,7 @@ def test_every_baseline_computes_the_batch(monkeypatch, name, counts):
     # Compiling more of them takes long.
     monkeypatch.setattr(flex, "UNSPLIT", ("128", "64") if TRITON_DEVICE == "cuda" else ("32",))
     lengths = torch.tensor(counts, device=TRITON_DEVICE)
-    packing = ragged.pack_lengths(lengths, 32)
+    packing = pack.pack_lengths(lengths, 32)
     try:
         ready = packed_baselines.prepare(name, packing, 2, 16, DTYPE)
     except Unavailable as error:
@@ -41,7 +42,7 @@ def test_every_baseline_computes_the_batch(monkeypatch, name, counts):
 @pytest.mark.parametrize("name", GPU_ONLY)
 def test_those_of_a_gpu_say_so_on_a_cpu(name):
     with pytest.raises(Unavailable, match="runs on an NVIDIA GPU only, found cpu"):
-        packed_baselines.prepare(name, ragged.pack_lengths([2, 3]), 2, 16, torch.float16)
+        packed_baselines.prepare(name, pack.pack_lengths([2, 3]), 2, 16, torch.float16)
 
 
 @pytest.mark.parametrize("with_lse", [True, False], ids=["with log-sum-exps", "result alone"])
@@ -59,7 +60,7 @@ def test_flash_attention_3_gets_the_batch(monkeypatch, with_lse):
 
     monkeypatch.setattr(flash3_varlen, "need_gpu", lambda device: None)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_varlen_func=attend))
-    packing = ragged.pack_lengths(torch.tensor([7, 1, 20]), 32)
+    packing = pack.pack_lengths(torch.tensor([7, 1, 20]), 32)
     ready = packed_baselines.prepare("flash3_varlen", packing, 2, 16, torch.float16)
     q, k, v = torch.randn(32, 3, 2, 16, generator=torch.Generator().manual_seed(0)).half().unbind(1)
     found = ready.get(ready.call(*ready.put(q, k, v)))
@@ -75,10 +76,10 @@ def test_flash_attention_3_gets_the_batch(monkeypatch, with_lse):
 
 def test_unknown_baselines_are_named():
     with pytest.raises(UnknownNameError, match="unknown ragged baseline 'vaarlen'; known: sdpa_mask, sdpa_flash"):
-        packed_baselines.prepare("vaarlen", ragged.pack_lengths([2, 3]), 2, 16, torch.float16)
+        packed_baselines.prepare("vaarlen", pack.pack_lengths([2, 3]), 2, 16, torch.float16)
 
 
 def test_a_batch_that_does_not_fit_is_refused():
-    packing = ragged.pack(torch.ones(2, 3) > 0, 4)
+    packing = pack.pack(torch.ones(2, 3) > 0, 4)
     with pytest.raises(PatternError, match="capacity: expected at least the 6 tokens kept, found 4"):
         packed_baselines.prepare("nested", packing, 2, 16, torch.float32)

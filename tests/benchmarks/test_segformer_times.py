@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from helpers.files import loaded
-from tilewright import targets
+from tilewright import devices
 from tilewright.networks import _maps
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/segformer.py"
@@ -56,4 +56,4 @@ def test_a_cpu_has_no_kernels_of_its_own(bench):
     assert set(rows["status"]) == {"ok"} and {"published", "folded"} <= set(rows["case"]) <= {
         "published", "folded", "transformers"
     }  # fmt: skip
-    assert set(rows["dtype"]) == {"float32"} and set(rows["device"]) == {targets.describe("cpu")["name"]}
+    assert set(rows["dtype"]) == {"float32"} and set(rows["device"]) == {devices.describe("cpu")["name"]}

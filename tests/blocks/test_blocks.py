@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.files import run_script
-from tilewright import blocks, graph
-from tilewright.blocks import tiles
-from tilewright.blocks.cut import cut, regions
+from tilewright import graph
+from tilewright.attention import blocks
+from tilewright.attention.blocks import tiles
+from tilewright.attention.blocks.cut import cut, regions
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, TileError
 
@@ -107,7 +108,7 @@ def test_blocks_do_not_depend_on_how_much_is_counted_at_a_time(dense, name, chun
         tile = tiles.parse("1x1")
     whole = blocks.extract(pattern, tile)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tilewright.blocks.cut._CHUNK", chunk)
+        patch.setattr("tilewright.attention.blocks.cut._CHUNK", chunk)
         parts = blocks.extract(pattern, tile)
         check(parts, dense, tile, 128)
     assert parts.id == whole.id
@@ -256,7 +257,7 @@ def test_the_command_writes_the_file_or_one_line(tmp_path):
 def test_extracting_blocks_needs_no_compiler():
     code = (
         "import sys; import numpy as np;"
-        "from tilewright import blocks, graph; from tilewright.blocks import tiles, work;"
+        "from tilewright import blocks, graph; from tilewright.attention.blocks import tiles, work;"
         "work.items(blocks.extract(graph.from_pattern(np.eye(40, dtype=bool)), tiles.parse('16x1')), None);"
         "sys.exit('numba' in sys.modules or 'torch' in sys.modules)"
     )

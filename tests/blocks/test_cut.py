@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.blocks.cut import GROUP_KEYS, GROUP_ROWS, best_gathered, cut, regions, unions
+from tilewright.attention.blocks.cut import (
+    GROUP_KEYS,
+    GROUP_ROWS,
+    best_gathered,
+    cut,
+    regions,
+    unions,
+)
 from tilewright.core.errors import PatternError, TileError
 from tilewright.graph import from_pattern
 

@@ -1,7 +1,14 @@
 import numpy as np
 import pytest
 
-from tilewright.blocks.tiles import SLICE_RUN, Tile, aligned_keys, check_fits, fitting, parse
+from tilewright.attention.blocks.tiles import (
+    SLICE_RUN,
+    Tile,
+    aligned_keys,
+    check_fits,
+    fitting,
+    parse,
+)
 from tilewright.core.errors import TileError
 
 

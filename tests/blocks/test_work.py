@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright import blocks, graph
-from tilewright.blocks import tiles, work
+from tilewright import graph
+from tilewright.attention import blocks
+from tilewright.attention.blocks import tiles, work
 from tilewright.core.errors import ConfigError
 
 

@@ -15,7 +15,8 @@ import torch
 import tilewright as tw
 from helpers.gpu import hide_gpu
 from tilewright import __main__ as command
-from tilewright import api, commands, graph
+from tilewright import commands, graph
+from tilewright.attention import plan
 from tilewright.commands import _drawing, _inputs, bench, doctor
 from tilewright.core import compiled
 from tilewright.nn import patterns
@@ -105,7 +106,7 @@ def test_a_mask_file_is_planned(tmp_path, kind):
 
 def test_a_workload_tells_its_heads(tmp_path, monkeypatch):
     asked = {}
-    monkeypatch.setattr(api, "plan", lambda found, **options: asked.update(options, shape=found.shape) or Saved())
+    monkeypatch.setattr(plan, "plan", lambda found, **options: asked.update(options, shape=found.shape) or Saved())
     assert command.main(["plan", "vil-tiny-64-s1", "--tiles", "64x1", "--tune", "-o", str(tmp_path / "v.plan")]) == 0
     assert (asked["heads"], asked["head_dim"], asked["tiles"], asked["tune"]) == (1, 48, ["64x1"], True)
 
@@ -335,9 +336,9 @@ def test_the_doctor_knows_gpus(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
     described = {"name": "GPU", "capability": "7.5", "driver": "600.1"}
     monkeypatch.setattr(doctor, "_release", lambda version: tuple(map(int, version.split("+")[0].split(".")[:2])))
-    from tilewright import targets
+    from tilewright import devices
 
-    monkeypatch.setattr(targets, "describe", lambda kind: described)
+    monkeypatch.setattr(devices, "describe", lambda kind: described)
     _, found = lines_of(capsys)
     assert [state for state, _ in found["gpu"]] == ["ok", "slow"]
     assert found["calibration"][0][0] == found["forms"][0][0] == "slow"

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from helpers import extras
 from helpers.systems import CYCLES, MINIS
-from tilewright.configure import explain, query, replay
-from tilewright.configure.example import Example
-from tilewright.configure.objectives import Choices
+from tilewright.pushmem.configure import explain, query, replay
+from tilewright.pushmem.configure.example import Example
+from tilewright.pushmem.configure.objectives import Choices
 
 extras.need("bitwuzla")
 

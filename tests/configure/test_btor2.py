@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from helpers import extras
-from tilewright.configure import btor2, query, replay
-from tilewright.configure.example import Example
 from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.pushmem.configure import btor2, query, replay
+from tilewright.pushmem.configure.example import Example
 
 HEAD = "1 sort bitvec 8\n2 sort bitvec 1\n3 input 1 a\n4 input 2 c\n5 sort array 1 1\n6 state 5 mem\n7 state 1 s\n"
 # Counts `by` a cycle, never beyond `most`; what it adds has a name, and `free` has neither a first nor a next value.

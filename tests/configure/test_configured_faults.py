@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from helpers import extras
-from tilewright.configure import design, query, words
-from tilewright.configure.example import Example
-from tilewright.configure.solve import Solver
-from tilewright.configure.system import Builder
 from tilewright.core.errors import ConfigError, SolverError
 from tilewright.pushmem import configuration_file, examples, fit, inner, memories, recurrence, settings, solve
+from tilewright.pushmem.configure import design, query, words
+from tilewright.pushmem.configure.example import Example
+from tilewright.pushmem.configure.solve import Solver
+from tilewright.pushmem.configure.system import Builder
 from tilewright.pushmem.memories import pub
 from tilewright_study.stages import configure
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from helpers import extras
-from tilewright.configure import design, example, query
 from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.pushmem.configure import design, example, query
 from tilewright_study.stages import configure
 
 extras.need("bitwuzla")
@@ -120,7 +120,7 @@ def test_files_that_are_not_there_are_named(files, tmp_path):
 
 
 def test_an_input_that_may_be_any_is_zero(files):
-    from tilewright.configure import btor2
+    from tilewright.pushmem.configure import btor2
 
     read = example.read(files(SOLVED)[2], btor2.read(COUNTER, "by_.*"))
     assert read.inputs == {"go": [1, 0, 1, 0]} and read.outputs == {"value": [7, None, 10, None]}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from helpers import extras
-from tilewright.configure import query
-from tilewright.configure.unroll import Unrolled
 from tilewright.pushmem import bmc, memories
+from tilewright.pushmem.configure import query
+from tilewright.pushmem.configure.unroll import Unrolled
 
 NAME = "sram2tb0"
 

@@ -1,11 +1,11 @@
 """Components in turn: what one finds is given to the next, and no answer breaks what another asks for."""
 
 from helpers import extras
-from tilewright.configure import modular, query
-from tilewright.configure.example import Example
-from tilewright.configure.modular import Component
-from tilewright.configure.objectives import Least
-from tilewright.configure.system import Builder
+from tilewright.pushmem.configure import modular, query
+from tilewright.pushmem.configure.example import Example
+from tilewright.pushmem.configure.modular import Component
+from tilewright.pushmem.configure.objectives import Least
+from tilewright.pushmem.configure.system import Builder
 
 extras.need("bitwuzla")
 

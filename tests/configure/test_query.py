@@ -7,11 +7,11 @@ import time
 import pytest
 
 from helpers import extras
-from tilewright.configure import explain, query, replay, unroll
-from tilewright.configure.example import Example
-from tilewright.configure.solve import Solver
-from tilewright.configure.system import Builder
 from tilewright.core.errors import ConfigError, SolverError, SolverUnavailableError
+from tilewright.pushmem.configure import explain, query, replay, unroll
+from tilewright.pushmem.configure.example import Example
+from tilewright.pushmem.configure.solve import Solver
+from tilewright.pushmem.configure.system import Builder
 
 extras.need("bitwuzla")
 
@@ -125,7 +125,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
 
 
 def test_the_solver_is_loaded_only_where_it_is_asked():
-    code = "import sys; from tilewright.configure import design, modular; print('bitwuzla' in sys.modules)"
+    code = "import sys; from tilewright.pushmem.configure import design, modular; print('bitwuzla' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from helpers import extras
-from tilewright.configure import btor2, query, replay, words
-from tilewright.configure.example import Example
-from tilewright.configure.solve import SAT, Solver
-from tilewright.configure.system import Node
+from tilewright.pushmem.configure import btor2, query, replay, words
+from tilewright.pushmem.configure.example import Example
+from tilewright.pushmem.configure.solve import SAT, Solver
+from tilewright.pushmem.configure.system import Node
 
 SORTS = "1 sort bitvec 1\n3 sort bitvec 3\n4 sort bitvec 4\n5 sort bitvec 5\n6 sort bitvec 6\n2 sort bitvec 2\n"
 INPUTS = "10 input 3 a\n11 input 3 b\n12 slice 1 10 0 0\n13 slice 1 11 0 0\n"

@@ -189,7 +189,7 @@ kept = [(owner, name, owner.__dict__[name]) for owner, name in hidden if hasattr
 for owner, name, _ in kept:
     delattr(owner, name)
 
-import tilewright.api
+import tilewright.attention.plan
 from tilewright.core import _internals
 
 for owner, name, value in kept:

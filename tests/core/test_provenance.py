@@ -135,10 +135,10 @@ def test_a_changed_copy_of_the_package_has_another_digest(tmp_path):
         environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin"}
         return subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True).stdout
 
-    before = {module: of(module) for module in ("tilewright.blocks", "tilewright.graph")}
+    before = {module: of(module) for module in ("tilewright.attention.blocks", "tilewright.graph")}
     # The cover is imported where it is used only, inside a function.
-    (copy / "blocks/cover.py").write_text((copy / "blocks/cover.py").read_text() + "\nADDED = 1\n")
-    assert of("tilewright.blocks") != before["tilewright.blocks"]
+    (copy / "attention/blocks/cover.py").write_text((copy / "attention/blocks/cover.py").read_text() + "\nADDED = 1\n")
+    assert of("tilewright.attention.blocks") != before["tilewright.attention.blocks"]
     assert of("tilewright.graph") == before["tilewright.graph"]
 
 

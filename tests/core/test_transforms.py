@@ -9,8 +9,9 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tilewright as tw
-from tilewright import ragged, slices
+from tilewright import slices
 from tilewright.core.errors import PatternError
+from tilewright.packed import pack
 
 BATCH, HEADS, TOKENS, DIM = 2, 2, 24, 8
 torch.manual_seed(0)
@@ -168,9 +169,9 @@ PACKINGS = {
     ),
     "first": (lambda p, x: p.first(x), lambda x: x[STARTS[:-1]], PACKED),
     "pad": (lambda p, x: p.pad(x, 7)[:, 0], lambda x: x[STARTS[:-1]], PACKED),
-    "pack": (lambda p, x: ragged.pack(KEEP, 21, x).tokens[: len(KEPT)], lambda x: x.flatten(0, 1)[KEPT], X),
+    "pack": (lambda p, x: pack.pack(KEEP, 21, x).tokens[: len(KEPT)], lambda x: x.flatten(0, 1)[KEPT], X),
     "pack without a capacity": (
-        lambda p, x: ragged.pack(KEEP, tokens=x).tokens,
+        lambda p, x: pack.pack(KEEP, tokens=x).tokens,
         lambda x: x.flatten(0, 1)[KEPT],
         X,
     ),
@@ -180,7 +181,7 @@ PACKINGS = {
 
 @pytest.mark.parametrize(("call", "expected", "x"), PACKINGS.values(), ids=PACKINGS)
 def test_a_packed_batch_is_transformed_as_what_it_does_and_has_no_tangents(call, expected, x):
-    packing = ragged.pack(KEEP, 21)
+    packing = pack.pack(KEEP, 21)
     for transform in (
         lambda f: func.grad(lambda x: f(x).pow(2).sum())(x),
         lambda f: func.vmap(f)(torch.stack([x, 2 * x])),
@@ -198,7 +199,7 @@ def test_a_packed_batch_is_transformed_as_what_it_does_and_has_no_tangents(call,
 
 
 def checked(keep):
-    packing = ragged.pack(keep, 21)
+    packing = pack.pack(keep, 21)
     packing.check()
     return packing.source
 
@@ -210,9 +211,9 @@ def listed(q):
 
 
 READ = {
-    "pack": (lambda keep: ragged.pack(keep).source, KEEP),
+    "pack": (lambda keep: pack.pack(keep).source, KEEP),
     "check": (checked, KEEP),
-    "lengths": (lambda lengths: ragged.pack_lengths(lengths).source, KEEP.sum(1)),
+    "lengths": (lambda lengths: pack.pack_lengths(lengths).source, KEEP.sum(1)),
     "lists": (listed, torch.randn(1, 1, 130, 64)),
 }
 
@@ -225,7 +226,7 @@ def test_what_a_call_reads_on_the_host_is_refused_where_it_is_hidden(call, x):
 
 def test_a_packed_batch_is_traced_with_a_capacity_alone():
     def call(x, capacity):
-        packing = ragged.pack(KEEP, capacity)
+        packing = pack.pack(KEEP, capacity)
         return packing.scatter(packing.gather(x))
 
     traced = torch.jit.trace(lambda x: call(x, 21), (X,))

@@ -7,8 +7,8 @@ import torch
 
 from helpers.plans import prepared
 from tilewright import reference
-from tilewright.blocks.tiles import fitting
-from tilewright.targets.masks import Bias
+from tilewright.attention.blocks.tiles import fitting
+from tilewright.attention.masks import Bias
 
 # The greatest of float32 is what padding is masked with; 1e4 is kept by scores, larger ones are not.
 SIZES = 30.0, 1e4, 1e20, 1e31, float(torch.finfo(torch.float32).max)

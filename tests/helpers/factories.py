@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 
-from tilewright import targets
-from tilewright.blocks import Blocks, work
-from tilewright.blocks.tiles import parse
-from tilewright.profile import ItemShape, Profile, SplitCosts
-from tilewright.targets import Limits
+from tilewright import devices
+from tilewright.attention.blocks import Blocks, work
+from tilewright.attention.blocks.tiles import parse
+from tilewright.attention.profile import ItemShape, Profile, SplitCosts
+from tilewright.devices import Limits
 
 
 def make_blocks(tile, runs, *, graph_id="graph", partial=None, n_cols=4096):
@@ -102,7 +102,7 @@ def make_profile(
         tile_us=tile_us,
         shapes=shapes(split_keys),
         device=device or {},
-        device_id=targets.device_id(device) if device else "device",
+        device_id=devices.device_id(device) if device else "device",
         further=tuple(SplitCosts(length, tile_us, shapes(length)) for length in further),
     )
 

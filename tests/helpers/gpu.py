@@ -134,8 +134,8 @@ def cases(*axes, times=1):
 
 def hide_gpu(monkeypatch):
     """Have torch find no GPU, also where there is one."""
-    from tilewright import targets
+    from tilewright import devices
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     # Without what was found earlier.
-    monkeypatch.setattr(targets, "_described", targets._described.__wrapped__)
+    monkeypatch.setattr(devices, "_described", devices._described.__wrapped__)

@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import torch
 
-from tilewright import blocks, graph, reference, schedule
-from tilewright.blocks import tiles, work
-from tilewright.targets.masks import Bias
+from tilewright import graph, reference
+from tilewright.attention import blocks, schedule
+from tilewright.attention.blocks import tiles, work
+from tilewright.attention.masks import Bias
 
 
 def pattern(n_q, n_k, density=0.2, seed=0, n_global=1, empty=1):

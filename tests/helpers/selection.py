@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from tilewright.slices.layout import UNKNOWN
-from tilewright.targets.selection import BIN, CODES, MASS_UNIT, OCTAVE, WEIGHTS
+from tilewright.slices.selection import BIN, CODES, MASS_UNIT, OCTAVE, WEIGHTS
 
 # Eighths of an octave that float32 scores, and queries averaged in 16 bits, may be off: scores below 20 octaves, whose
 # rounding is 2**-20 and 2**-10 of them.

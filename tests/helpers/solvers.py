@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tilewright.core.errors import SolverUnavailableError
-from tilewright.schedule.solvers import NAMES, Model
+from tilewright.milp import NAMES, Model
 
 
 def need(name):
@@ -23,7 +23,7 @@ def _missing(name):
     row = np.array([0, 1], np.int32), np.zeros(1, np.int32), one
     smallest = Model(one, *row, one, one, zero, one, np.ones(1, bool), ("x",))
     try:
-        member = import_module(f"tilewright.schedule.solvers.{name}")
+        member = import_module(f"tilewright.milp.{name}")
         member.solve(smallest, time_limit_s=1.0, gap=0.0, seed=0, threads=1)
     except SolverUnavailableError as reason:
         return str(reason)

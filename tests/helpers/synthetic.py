@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from helpers.factories import make_limits, make_profile
-from tilewright import blocks, graph, profile, schedule, targets
-from tilewright.blocks.tiles import parse
+from tilewright import devices, graph
+from tilewright.attention import blocks, profile, schedule
+from tilewright.attention.blocks.tiles import parse
 from tilewright.core import artifacts
 from tilewright_study import experiments
 from tilewright_study.experiments import networks
@@ -115,7 +116,7 @@ def _write_schedules(root, config, model, order, covers):
     profiles = {}
     for tile in config.tiles:
         made = make_profile(covers[tile], split_keys=config.split_keys, launch_us=8.0)
-        profiles[tile] = replace(made, device=DEVICE, device_id=targets.device_id(DEVICE))
+        profiles[tile] = replace(made, device=DEVICE, device_id=devices.device_id(DEVICE))
         profile.save(root / f"results/profiling/{model}/{order}/{tile}.json", profiles[tile])
     for name, members in config.tile_sets.items():
         chosen = {tile: covers[tile] for tile in members}, {tile: profiles[tile] for tile in members}

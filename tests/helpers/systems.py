@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.configure.objectives import Choice, Choices, Least
-from tilewright.configure.system import Builder, System
+from tilewright.pushmem.configure.objectives import Choice, Choices, Least
+from tilewright.pushmem.configure.system import Builder, System
 
 CYCLES = 18
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from tilewright import targets
+from tilewright import devices
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def threads(n):
     The device is described before: a process keeps the first description, and what a later test measures has to be of
     the machine as other processes describe it.
     """
-    targets.describe("cpu")
+    devices.describe("cpu")
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:

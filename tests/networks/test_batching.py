@@ -15,7 +15,7 @@ from tilewright.networks import batching
 from tilewright.networks._captured import Captured
 from tilewright.networks._layouts import Packed, Rectangle
 from tilewright.networks.batching import ragged
-from tilewright.pruners import Choice
+from tilewright.packed.pruners import Choice
 
 N = 17
 create = partial(networks.create, "deit", variant="tiny", image_size=64, num_classes=10)

@@ -14,7 +14,7 @@ from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
 from tilewright.models import deit as pattern
 from tilewright.networks import _sites, deit
-from tilewright.pruners.threshold_l2 import SEED
+from tilewright.packed.pruners.threshold_l2 import SEED
 
 create = partial(networks.create, "deit", variant="tiny", image_size=96, num_classes=10)
 BATCHINGS = ("padded", "padded_kept", "gathered", "ragged")

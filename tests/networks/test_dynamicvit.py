@@ -10,10 +10,11 @@ from safetensors.torch import save_file
 from torch.nn.attention.flex_attention import create_block_mask
 
 from helpers import gradients
-from tilewright import networks, ragged, targets
+from tilewright import devices, networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, Unavailable, UnknownNameError
 from tilewright.models import dynamicvit as pattern
 from tilewright.networks import _pruned, _sites, dynamicvit
+from tilewright.packed import pack
 
 create = partial(networks.create, "dynamicvit", num_classes=10)
 
@@ -105,13 +106,13 @@ def test_every_attention_gives_the_published_logits(options, attention):
 @torch.no_grad()
 def test_pruned_blocks_attend_by_the_packed_kernel(monkeypatch):
     """Each block behind a pruning, once, with the tokens that its images keep."""
-    calls, attend = [], ragged.Packing.attend
+    calls, attend = [], pack.Packing.attend
 
     def noted(packing, *qkv):
         calls.append((packing.starts.diff().tolist(), qkv[0].is_contiguous()))
         return attend(packing, *qkv)
 
-    monkeypatch.setattr(ragged.Packing, "attend", noted)
+    monkeypatch.setattr(pack.Packing, "attend", noted)
     network = draw(create(variant="deit-256", image_size=96, attention="tilewright"))
     network(images(96))
     # In place: neither queries, keys nor values are copied.
@@ -125,8 +126,8 @@ def test_packed_blocks_have_the_gradients_of_the_published_ones():
 
 
 def test_packed_blocks_attend_and_refuse_a_backward_where_there_is_none(monkeypatch):
-    monkeypatch.delattr("tilewright.targets.cpu.packed.Executor.attend_backward")
-    monkeypatch.setattr(targets, "differentiates", lambda kind: False)
+    monkeypatch.delattr("tilewright.packed.cpu.executor.Executor.attend_backward")
+    monkeypatch.setattr(devices, "differentiates", lambda kind: False)
     network = draw(create(variant="deit-256", image_size=64, attention="tilewright"))
     logits = network(images(64))
     torch.testing.assert_close(

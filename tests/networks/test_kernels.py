@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import timing
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.networks import _kernels, _maps
@@ -50,7 +50,7 @@ def kernels(monkeypatch, tmp_path):
 
     forms = {name: ("a", "b") for name in _maps.KERNELS}
     module = SimpleNamespace(FORMS=forms, REFUSALS=(PatternError,), **{name: kernel(name) for name in forms})
-    monkeypatch.setattr(targets, "maps", lambda kind: module)
+    monkeypatch.setattr(devices, "maps", lambda kind: module)
 
     def time_call(call, **_):
         told.timed += 1
@@ -144,7 +144,7 @@ def test_what_was_fastest_is_kept_and_checked(network, images, kernels, tmp_path
 @torch.inference_mode()
 def test_another_device_or_other_code_chooses_for_itself(network, images, kernels, monkeypatch, tmp_path):
     networks.choose_kernels(network, images)
-    for name, found in ((targets, "device_id"), (_kernels.provenance, "code_digest")):
+    for name, found in ((devices, "device_id"), (_kernels.provenance, "code_digest")):
         with monkeypatch.context() as patch:
             patch.setattr(name, found, lambda *_: "another")
             timed, other = kernels.timed, networks.create("segformer", variant="b0", image_size=32, num_classes=5)
@@ -234,7 +234,7 @@ def test_compiled_parts_run_the_chosen_kernels(network, images, kernels):
 
 @torch.inference_mode()
 def test_a_target_without_kernels_keeps_torchs_operators(network, images):
-    assert targets.maps("cpu") is None
+    assert devices.maps("cpu") is None
     assert {row["form"] for row in networks.choose_kernels(network, images)} == {"torch"}
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tilewright import api, networks, reference
+from tilewright import networks, reference
+from tilewright.attention import plan as api
 from tilewright.core.errors import ConfigError, PatternError, TileError, UnknownNameError
 from tilewright.networks import Plans, _sites
 from tilewright.networks._sliding_chunks import Windows
@@ -139,7 +140,7 @@ def test_queries_keys_values_and_biases_have_gradients(attention):
 
 
 def test_scheduled_layers_attend_and_refuse_a_backward_where_there_is_none(monkeypatch):
-    monkeypatch.setattr(tilewright.targets, "differentiates", lambda kind: False)
+    monkeypatch.setattr(tilewright.devices, "differentiates", lambda kind: False)
     at = site("tilewright")
     q, k, v = tensors()
     out = attended(at.layer(), at, q.requires_grad_(), k, v, None)
@@ -441,7 +442,7 @@ def test_each_gpu_has_a_plan_of_its_own(cache, monkeypatch):
         return SimpleNamespace(save=lambda path: None)
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(tilewright.targets, "describe", lambda kind: {"kind": kind, "name": "GPU"})
+    monkeypatch.setattr(tilewright.devices, "describe", lambda kind: {"kind": kind, "name": "GPU"})
     monkeypatch.setattr(api, "plan", plan)
     first = site("tilewright")
     second = copy.deepcopy(first)
@@ -535,7 +536,7 @@ def test_copies_of_a_layer_share_the_site():
 
 def test_two_orders_are_refused(monkeypatch):
     orders = SimpleNamespace(row_order=np.arange(3), col_order=np.array([1, 0, 2]))
-    monkeypatch.setattr(tilewright.reorder, "apply", lambda *a: (orders, {}))
+    monkeypatch.setattr(tilewright.attention.reorder, "apply", lambda *a: (orders, {}))
     with pytest.raises(PatternError, match="expected one order for queries and keys of a self-attention, found two"):
         assert site("tilewright").order
 

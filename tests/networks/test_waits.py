@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.networks import _operator, _sites
 from tilewright.networks._sliding_chunks import Windows
@@ -162,7 +162,7 @@ def test_compiled_layers_have_gradients_of_their_biases(attention, frozen):
 
 def test_a_compiled_layer_with_a_plan_refuses_a_backward_where_there_is_none(monkeypatch):
     for name in ("differentiates", "differentiates_bias"):
-        monkeypatch.setattr(targets, name, lambda kind: False)
+        monkeypatch.setattr(devices, name, lambda kind: False)
     layer, (q, k, v) = Layer("tilewright"), tokens()
     layer(q, k, v)
     torch.compiler.reset()

@@ -154,8 +154,8 @@ def test_layers_with_biases_of_one_form_share_what_is_compiled_of_one():
 @torch.no_grad()
 def test_equal_patterns_share_a_plan_which_is_made_in_the_first_call(monkeypatch):
     made = []
-    plan = tilewright.api.plan
-    monkeypatch.setattr(tilewright.api, "plan", lambda *a, **k: made.append(a) or plan(*a, **k))
+    plan = tilewright.attention.plan.plan
+    monkeypatch.setattr(tilewright.attention.plan, "plan", lambda *a, **k: made.append(a) or plan(*a, **k))
     monkeypatch.setattr(attention, "_SITES", {})
     first, second = (
         layer(grid=(3, 11)),

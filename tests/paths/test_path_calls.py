@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core.errors import ConfigError
 from tilewright.models import segformer
 from tilewright.networks.path import scaled
@@ -121,7 +121,7 @@ def test_all_graphs_take_little_more_memory_than_the_largest(network):
 def test_a_runner_has_kernels_for_the_sizes_of_its_paths(images):
     made = networks.create("segformer", variant="b0", image_size=SIZE, num_classes=21).to(DEVICE, DTYPE).eval()
     facts = {"network": f"segformer-b0-{SIZE}", "checkpoint": "", "rung": "trained", "batch": 1, "dtype": "bfloat16"}
-    facts["device"] = targets.describe("cuda")["name"]
+    facts["device"] = devices.describe("cuda")["name"]
     texts = {"2.2.2.2": 0.5, "1.1.1.1 scale=0.5": 0.4, "2.2.2.2 levels=123": 0.45}
     rows = [Entry(path=x, choice=y, promise_us=1e4 * y, p50_us=1.0, macs=1, **facts) for x, y in texts.items()]
     Runner(made, Table(rows))
@@ -182,7 +182,7 @@ def test_a_runner_is_compiled_where_its_table_was(asked, monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     made = networks.create("segformer", variant="b0", image_size=64, num_classes=3).to(DEVICE, DTYPE).eval()
     facts = {"network": "segformer-b0-64", "checkpoint": "", "rung": "trained", "batch": 1, "compiled": asked}
-    facts["device"] = targets.describe(torch.device(DEVICE).type)["name"]
+    facts["device"] = devices.describe(torch.device(DEVICE).type)["name"]
     dtype = str(DTYPE).removeprefix("torch.")
     row = Entry(path="2.2.2.2", choice=0.5, promise_us=1.0, p50_us=1.0, macs=1, dtype=dtype, **facts)
     parts = [vars(part) for part in Runner(made, Table([row])).calls.network.modules()]

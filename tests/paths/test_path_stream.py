@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import provenance, weight_files
 from tilewright.core.errors import BudgetError, ConfigError, PatternError
 from tilewright.paths import stream
@@ -19,7 +19,7 @@ from tilewright.paths.odds import POWER, Odds
 from tilewright.paths.runner import Runner
 from tilewright.paths.table import Entry, Table
 
-DEVICE = targets.describe("cpu")["name"]
+DEVICE = devices.describe("cpu")["name"]
 FULL, SHORT, EXIT = "11.11.11.11", "10.10.01.11 scale=0.5", "11.11.11.11 levels=123"
 
 

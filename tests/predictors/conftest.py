@@ -18,8 +18,8 @@ def forget():
 def device(request, monkeypatch):
     """Where the target of a test runs; its lists are all that `slices` makes there."""
     place = PLACES[request.param]
-    monkeypatch.setitem(operators.EXECUTORS, place, f"tilewright.targets.{request.param}.slices")
-    monkeypatch.setitem(prediction.SELECTIONS, place, f"tilewright.targets.{request.param}.slice_selection")
+    monkeypatch.setitem(operators.EXECUTORS, place, f"tilewright.devices.{request.param}.slices")
+    monkeypatch.setitem(prediction.SELECTIONS, place, f"tilewright.devices.{request.param}.slice_selection")
     forget()
     yield torch.device(place)
     forget()

@@ -9,8 +9,8 @@ import torch
 from helpers.slices import tokens
 from tilewright import slices
 from tilewright.core.errors import ConfigError
-from tilewright.predictors import given, parse
 from tilewright.slices.layout import Layout
+from tilewright.slices.predictors import given, parse
 
 GRID, ROWS = (4, 4, 6), 4
 

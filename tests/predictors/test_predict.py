@@ -11,12 +11,11 @@ from torch import library
 
 from helpers import selection as oracle
 from helpers.slices import DTYPES, qkv, tokens
-from tilewright import predictors, slices
+from tilewright import slices
 from tilewright.core.errors import ConfigError, DeviceError, PatternError, UnknownNameError
-from tilewright.slices import prediction
+from tilewright.slices import prediction, predictors, selection
+from tilewright.slices.cpu.selection import mixed
 from tilewright.slices.layout import EMPTY, LISTED, OVERFLOW, STEP, UNKNOWN
-from tilewright.targets import selection
-from tilewright.targets.cpu.slice_selection import mixed
 
 N_Q, N_K, SCALE = 75, 150, 64**-0.5
 # What each predictor is asked for in the contract test.
@@ -433,7 +432,7 @@ def test_a_new_predictor_edits_nothing_else(monkeypatch):
 
     module = SimpleNamespace(Params=Params, codes=codes, group_bytes=lambda params, layout, head_dim: layout.keys)
     monkeypatch.setattr(predictors, "NAMES", (*predictors.NAMES, "firsts"))
-    monkeypatch.setitem(sys.modules, "tilewright.predictors.firsts", module)
+    monkeypatch.setitem(sys.modules, "tilewright.slices.predictors.firsts", module)
     prediction._planned.cache_clear()
     lists = small(by="firsts", mass=0.9, first=75)
     assert lists.counts.unique().tolist() == [75]
@@ -443,5 +442,5 @@ def test_a_new_predictor_edits_nothing_else(monkeypatch):
 def test_the_family_loads_without_torch():
     import subprocess
 
-    line = "import sys, tilewright.predictors; sys.exit('torch' in sys.modules)"
+    line = "import sys, tilewright.slices.predictors; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", line], check=True)

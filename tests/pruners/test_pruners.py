@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tilewright import networks, pruners
+from tilewright import networks
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright.networks._layouts import Rectangle
-from tilewright.pruners import Choice, Settings, ats, evit
+from tilewright.packed import pruners
+from tilewright.packed.pruners import Choice, Settings, ats, evit
 
 
 @pytest.mark.parametrize("name", pruners.NAMES)
@@ -115,7 +116,7 @@ def test_a_new_pruner_with_a_setting_edits_no_network(monkeypatch):
             return x, Choice(keep, self.count, self.count)
 
     monkeypatch.setattr(pruners, "NAMES", (*pruners.NAMES, "firsts"))
-    monkeypatch.setitem(sys.modules, "tilewright.pruners.firsts", SimpleNamespace(Params=Params, Pruner=Pruner))
+    monkeypatch.setitem(sys.modules, "tilewright.packed.pruners.firsts", SimpleNamespace(Params=Params, Pruner=Pruner))
     options = {"variant": "tiny", "image_size": 64, "pruner": "firsts"}
     for stated in ({"first": 3}, {"pruner_settings": {"first": 3}}):
         network = networks.create("deit", **options, **stated)

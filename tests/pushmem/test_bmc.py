@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from helpers import extras
-from tilewright.configure import explain, query
 from tilewright.core.errors import SolverError
 from tilewright.pushmem import (
     bmc,
@@ -21,6 +20,7 @@ from tilewright.pushmem import (
     solve,
     streams,
 )
+from tilewright.pushmem.configure import explain, query
 from tilewright_study.stages import configure
 
 extras.need("amaranth", "pyosys", "bitwuzla")

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright import blocks, models
-from tilewright.blocks.tiles import parse
+from tilewright import models
+from tilewright.attention import blocks
+from tilewright.attention.blocks.tiles import parse
 from tilewright.core.errors import TilewrightError
 from tilewright.pushmem import affine, pieces
 

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright import blocks, models, reorder
-from tilewright.blocks import tiles, work
+from tilewright import models
+from tilewright.attention import blocks, reorder
+from tilewright.attention.blocks import tiles, work
+from tilewright.attention.cuda import tile_lists
+from tilewright.attention.reorder import _grid, _quotient
+from tilewright.attention.reorder._quality import work_fraction
 from tilewright.core.errors import ConfigError
 from tilewright.graph import Graph, from_pattern
-from tilewright.reorder import _grid, _quotient
-from tilewright.reorder._quality import work_fraction
-from tilewright.targets.cuda import tile_lists
 
 # Sides, reach of the windows along each axis, edge.
 GRIDS = {

@@ -14,11 +14,12 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from helpers.files import run_script
 from tilewright import graph as graph_file
-from tilewright import models, reorder
+from tilewright import models
+from tilewright.attention import reorder
+from tilewright.attention.reorder import _growth, _linkage, _published, _quotient, _tuning
+from tilewright.attention.reorder._quality import work_fraction
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.graph import from_pattern
-from tilewright.reorder import _growth, _linkage, _published, _quotient, _tuning
-from tilewright.reorder._quality import work_fraction
 from tilewright_study.stages import reorder as reorder_stage
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/reorder.py"

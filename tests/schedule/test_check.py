@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.factories import make_limits, random_inputs
-from tilewright.schedule import COLUMNS, check, greedy, solve
+from tilewright.attention.schedule import COLUMNS, check, greedy, solve
 
 TILES = ("4x1", "2x1", "4x8")
 

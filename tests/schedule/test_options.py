@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from helpers.factories import make_blocks, make_limits, make_profile, random_inputs
 from helpers.solvers import need
-from tilewright import profile as profile_file
-from tilewright import schedule as schedules
-from tilewright.blocks import work
+from tilewright import milp
+from tilewright.attention import profile as profile_file
+from tilewright.attention import schedule as schedules
+from tilewright.attention.blocks import work
+from tilewright.attention.schedule import _program, _region_classes, check, problem, search, solve
 from tilewright.core.errors import ArtifactError, InfeasibleError, SolverError
-from tilewright.schedule import _program, _region_classes, check, problem, search, solve, solvers
 
 TILES = ("4x1", "2x1")
 LENGTHS = {"split_keys": 64, "further": (16, None)}
@@ -91,7 +92,7 @@ def test_the_optimum_is_that_of_brute_force(case, seed):
     blocks, profiles = inputs(seed)
     limits = make_limits(**CASES[case])
     best = brute_force(blocks, profiles, limits)
-    for objective, solver in itertools.product(problem.OBJECTIVES, solvers.NAMES):
+    for objective, solver in itertools.product(problem.OBJECTIVES, milp.NAMES):
         need(solver)
         found = solve(blocks, profiles, limits, solver, objective, gap=0.0)
         assert found.objective_us == pytest.approx(best[objective], rel=1e-6)

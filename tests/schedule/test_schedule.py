@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from helpers.factories import make_blocks, make_limits, make_profile, random_inputs
 from helpers.solvers import need
-from tilewright import schedule as schedules
-from tilewright.blocks import work
+from tilewright import milp
+from tilewright.attention import schedule as schedules
+from tilewright.attention.blocks import work
+from tilewright.attention.schedule import _polish, _program, check, descent, greedy, solve
+from tilewright.attention.schedule import _region_classes as region_classes
+from tilewright.attention.schedule import problem as problems
 from tilewright.core.errors import ArtifactError, InfeasibleError, SolverError, UnknownNameError
-from tilewright.schedule import _polish, _program, check, descent, greedy, solve, solvers
-from tilewright.schedule import _region_classes as region_classes
-from tilewright.schedule import problem as problems
 
 TILES = ("4x1", "2x1", "4x8")
 # Among them, every case binds.
@@ -113,7 +114,7 @@ def truth():
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("objective", problems.OBJECTIVES)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("solver", solvers.NAMES)
+@pytest.mark.parametrize("solver", milp.NAMES)
 def test_optimum_is_brute_force(solver, case, objective, seed, truth):
     need(solver)
     blocks, profiles = random_inputs(seed, 4, TILES, tile_us=0.1)
@@ -379,7 +380,7 @@ def test_region_fits_no_tile():
         solve(blocks, profiles, make_limits(per_block={"registers": 1.0}))
 
 
-@pytest.mark.parametrize("solver", solvers.NAMES)
+@pytest.mark.parametrize("solver", milp.NAMES)
 def test_no_schedule_keeps_the_limits(solver):
     need(solver)
     blocks, profiles = random_inputs(0, 3, TILES)
@@ -395,8 +396,8 @@ def test_greedy_finds_no_place():
 
 def test_no_time_and_no_start(monkeypatch):
     blocks, profiles = random_inputs(0, 4, TILES)
-    unsolved = solvers.Solution(None, "unsolved", np.inf, 0.0, np.inf, 0.0)
-    monkeypatch.setattr("tilewright.schedule.solvers.highs.solve", lambda *_, **__: unsolved)
+    unsolved = milp.Solution(None, "unsolved", np.inf, 0.0, np.inf, 0.0)
+    monkeypatch.setattr("tilewright.milp.highs.solve", lambda *_, **__: unsolved)
     assert solve(blocks, profiles, make_limits()).note
     monkeypatch.setattr(greedy, "assign", lambda _: (_ for _ in ()).throw(InfeasibleError("none")))
     with pytest.raises(SolverError, match="highs ended without a schedule"):
@@ -405,8 +406,8 @@ def test_no_time_and_no_start(monkeypatch):
 
 def test_a_bound_above_a_schedule_is_a_broken_model(monkeypatch):
     blocks, profiles = random_inputs(0, 4, TILES)
-    claim = solvers.Solution(None, "unsolved", np.inf, 1e6, np.inf, 0.0)
-    monkeypatch.setattr("tilewright.schedule.solvers.highs.solve", lambda *_, **__: claim)
+    claim = milp.Solution(None, "unsolved", np.inf, 1e6, np.inf, 0.0)
+    monkeypatch.setattr("tilewright.milp.highs.solve", lambda *_, **__: claim)
     with pytest.raises(SolverError, match=r"highs claims a bound of 1e\+06 us, above the"):
         solve(blocks, profiles, make_limits())
 
@@ -574,7 +575,7 @@ def test_bounds_use_the_device_rates():
 
 def test_importing_the_schedule_is_light():
     code = (
-        "import sys, tilewright.schedule, tilewright.schedule.check, tilewright.schedule.solvers;"
+        "import sys, tilewright.attention.schedule, tilewright.attention.schedule.check, tilewright.milp;"
         "print(sorted({'highspy', 'gurobipy', 'torch', 'matplotlib', 'scipy', 'pandas'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -584,4 +585,4 @@ def test_importing_the_schedule_is_light():
 def solvers_member(name):
     from importlib import import_module
 
-    return import_module(f"tilewright.schedule.solvers.{name}")
+    return import_module(f"tilewright.milp.{name}")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from helpers.factories import make_blocks, make_limits, make_profile, random_inputs
-from tilewright import api
+from tilewright.attention import plan
+from tilewright.attention.schedule import search, solve
 from tilewright.core.errors import InfeasibleError
-from tilewright.schedule import search, solve
 
 TILES = ("4x1", "2x1", "4x8")
 
@@ -106,7 +106,7 @@ def test_one_option_alone_that_does_not_fit_is_no_choice(monkeypatch):
 
 
 def test_plans_doubt_their_profiles(monkeypatch):
-    asked, solver = [], api.schedule.solve
-    monkeypatch.setattr(api.schedule, "solve", lambda *args, **given: asked.append(given) or solver(*args, **given))
+    asked, solver = [], plan.schedule.solve
+    monkeypatch.setattr(plan.schedule, "solve", lambda *args, **given: asked.append(given) or solver(*args, **given))
     tw.plan(np.tri(40, dtype=bool), heads=1, head_dim=16, tiles=("16x1", "32x1"))
     assert asked[-1]["doubted"] and asked[-1]["solver"] == "highs"

@@ -9,17 +9,18 @@ import pytest
 
 from helpers.factories import make_blocks, make_limits, make_profile, random_inputs
 from helpers.solvers import need
-from tilewright.blocks.tiles import parse
+from tilewright import milp
+from tilewright.attention.blocks.tiles import parse
+from tilewright.attention.schedule import _program, check, search
+from tilewright.attention.schedule import problem as problems
+from tilewright.attention.schedule.search import solve
 from tilewright.core.errors import SolverError
-from tilewright.schedule import _program, check, search, solvers
-from tilewright.schedule import problem as problems
-from tilewright.schedule.search import solve
 
 OPTIONS = {"time_limit_s": 20.0, "gap": 1e-4, "seed": 0, "threads": 1}
 
 
 def member(name):
-    return import_module(f"tilewright.schedule.solvers.{name}")
+    return import_module(f"tilewright.milp.{name}")
 
 
 def toy():
@@ -48,7 +49,7 @@ def irregular(seed, n_regions):
     return blocks, profiles
 
 
-@pytest.mark.parametrize("solver", solvers.NAMES)
+@pytest.mark.parametrize("solver", milp.NAMES)
 def test_realistic_sizes_are_proven_within_one_percent(solver):
     need(solver)
     blocks, profiles = irregular(1, 600)
@@ -61,7 +62,7 @@ def test_realistic_sizes_are_proven_within_one_percent(solver):
     assert check.violations(found, blocks, profiles, limits) == []
 
 
-@pytest.mark.parametrize("name", solvers.NAMES)
+@pytest.mark.parametrize("name", milp.NAMES)
 def test_the_published_programs_are_those_of_the_published_objective(name):
     need(name)
     blocks, profiles = random_inputs(0, 3)
@@ -70,7 +71,7 @@ def test_the_published_programs_are_those_of_the_published_objective(name):
     other = solve(blocks, profiles, limits, name, "paper")
     assert (found.solver, found.objective) == (f"{name}-paper", "paper")
     assert found.objective_us == other.objective_us and other.solver == name
-    assert search.entered(found.solver) == search.entered(name) == [f"tilewright.schedule.solvers.{name}"]
+    assert search.entered(found.solver) == search.entered(name) == [f"tilewright.milp.{name}"]
     assert search.entered("greedy") == []
 
 
@@ -120,7 +121,7 @@ def test_merging_keeps_a_realistic_gap():
 
 
 def test_more_classes_than_the_linkage_takes_are_bucketed(monkeypatch):
-    monkeypatch.setattr("tilewright.schedule._region_classes.LINKAGE_LIMIT", 40)
+    monkeypatch.setattr("tilewright.attention.schedule._region_classes.LINKAGE_LIMIT", 40)
     blocks, profiles = irregular(2, 200)
     found = solve(blocks, profiles, make_limits(), budget=(300, 300))
     assert found.form == "merged" and check.violations(found, blocks, profiles, make_limits()) == []
@@ -174,7 +175,7 @@ def test_a_missing_package_is_named(name, package, monkeypatch):
         member(name).solve(toy(), **OPTIONS)
 
 
-@pytest.mark.parametrize("name", solvers.NAMES)
+@pytest.mark.parametrize("name", milp.NAMES)
 def test_an_unmapped_status_raises(name, monkeypatch):
     need(name)
     monkeypatch.setattr(member(name), "STATUSES", {})
@@ -195,7 +196,7 @@ def test_statuses_are_the_solvers_own_names(name):
     assert set(member(name).STATUSES) <= known
 
 
-@pytest.mark.parametrize("name", solvers.NAMES)
+@pytest.mark.parametrize("name", milp.NAMES)
 def test_no_time_gives_a_start_back_or_no_point(name):
     need(name)
     blocks, profiles = irregular(4, 300)
@@ -205,7 +206,7 @@ def test_no_time_gives_a_start_back_or_no_point(name):
     assert answer.status in ("unsolved", "feasible") and (answer.x is None) == (answer.status == "unsolved")
 
 
-@pytest.mark.parametrize("name", solvers.NAMES)
+@pytest.mark.parametrize("name", milp.NAMES)
 def test_progress_goes_to_the_log_and_not_to_stdout(name, capfd):
     need(name)
     lines = []
@@ -216,10 +217,8 @@ def test_progress_goes_to_the_log_and_not_to_stdout(name, capfd):
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.parametrize("name", solvers.NAMES)
+@pytest.mark.parametrize("name", milp.NAMES)
 def test_members_offer_the_contract(name):
     assert (
-        callable(member(name).available)
-        and callable(member(name).solve)
-        and name in sys.modules[solvers.__name__].NAMES
+        callable(member(name).available) and callable(member(name).solve) and name in sys.modules[milp.__name__].NAMES
     )

@@ -13,7 +13,7 @@ PLACES = {"cpu": "cpu", "cuda": TRITON_DEVICE}
 def device(request, monkeypatch):
     """Where the executor of a test runs; its lists are all that `slices` makes there."""
     place = PLACES[request.param]
-    monkeypatch.setitem(operators.EXECUTORS, place, f"tilewright.targets.{request.param}.slices")
+    monkeypatch.setitem(operators.EXECUTORS, place, f"tilewright.devices.{request.param}.slices")
     operators.executor.cache_clear()
     yield torch.device(place)
     operators.executor.cache_clear()
@@ -22,7 +22,7 @@ def device(request, monkeypatch):
 @pytest.fixture
 def triton_device(monkeypatch):
     """The device of the kernels alone."""
-    monkeypatch.setitem(operators.EXECUTORS, TRITON_DEVICE, "tilewright.targets.cuda.slices")
+    monkeypatch.setitem(operators.EXECUTORS, TRITON_DEVICE, "tilewright.slices.cuda.executor")
     operators.executor.cache_clear()
     yield torch.device(TRITON_DEVICE)
     operators.executor.cache_clear()

@@ -9,11 +9,11 @@ from helpers.gpu import TRITON_DEVICE
 from helpers.slices import DTYPES, LSE_TOLERANCE, check_attention, expected, mask_of, qkv, tokens
 from helpers.threads import threads
 from tilewright import reference, slices
+from tilewright.devices.cpu import workers
+from tilewright.slices.cpu import executor as cpu_slices
+from tilewright.slices.cuda.config import SliceConfig
+from tilewright.slices.cuda.executor import Executor
 from tilewright.slices.layout import STEP
-from tilewright.targets.cpu import slices as cpu_slices
-from tilewright.targets.cpu import workers
-from tilewright.targets.cuda.slice_config import SliceConfig
-from tilewright.targets.cuda.slices import Executor
 
 # Counts on both sides of a step, none, one, and all that the lists below have room for.
 COUNTS = [0, 1, STEP - 1, STEP, STEP + 1, 2 * STEP]

@@ -16,8 +16,8 @@ from helpers.gpu import TRITON_DEVICE
 from helpers.ranks import TIMEOUT_S, Ranks
 from tilewright import reference, slices
 from tilewright.core.errors import DeviceError, PatternError
+from tilewright.devices import qkv
 from tilewright.slices import parallel, prediction
-from tilewright.targets import qkv
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=lambda ranks: f"P{ranks}")
@@ -440,7 +440,7 @@ def test_calls_compile_without_graph_breaks(ranks):
 @pytest.fixture
 def alone(triton_device, monkeypatch):
     """The device of the kernels, which is all that a process group of this process alone computes on."""
-    monkeypatch.setitem(prediction.SELECTIONS, TRITON_DEVICE, "tilewright.targets.cuda.slice_selection")
+    monkeypatch.setitem(prediction.SELECTIONS, TRITON_DEVICE, "tilewright.slices.cuda.selection")
     prediction._selection.cache_clear()
     backend = "nccl" if TRITON_DEVICE == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

@@ -69,7 +69,7 @@ def predicted(request, device, monkeypatch):
     from tilewright.slices import prediction
 
     target = request.node.callspec.params["device"]
-    monkeypatch.setitem(prediction.SELECTIONS, device.type, f"tilewright.targets.{target}.slice_selection")
+    monkeypatch.setitem(prediction.SELECTIONS, device.type, f"tilewright.devices.{target}.slice_selection")
     prediction._selection.cache_clear()
     yield
     prediction._selection.cache_clear()

@@ -27,7 +27,7 @@ SCALE = 64**-0.5
 def device(request, device, monkeypatch):
     """Where the executor of a test runs, with what chooses keys there."""
     target = request.node.callspec.params["device"]
-    monkeypatch.setitem(prediction.SELECTIONS, device.type, f"tilewright.targets.{target}.slice_selection")
+    monkeypatch.setitem(prediction.SELECTIONS, device.type, f"tilewright.devices.{target}.slice_selection")
     for cache in (prediction._selection, prediction._memory):
         cache.cache_clear()
     yield device

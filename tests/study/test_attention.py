@@ -13,14 +13,16 @@ from helpers import plans
 from helpers.files import loaded, run_script
 from helpers.gpu import TRITON_DEVICE
 from helpers.rows import run_baselines, run_schedule, whole
-from tilewright import api, blocks, graph, models, profile, reference, schedule, targets
-from tilewright.blocks import work
+from tilewright import devices, graph, models, reference
+from tilewright.attention import blocks, profile, schedule
+from tilewright.attention import plan as api
+from tilewright.attention.blocks import work
+from tilewright.attention.cpu import executor as cpu_executor
+from tilewright.attention.cuda import executor as cuda_executor
 from tilewright.core.errors import ArtifactError, TilewrightError, UnknownNameError
 from tilewright.core.timing import Timing
 from tilewright.core.turns import TURNS
 from tilewright.models import dynamicvit
-from tilewright.targets.cpu import executor as cpu_executor
-from tilewright.targets.cuda import executor as cuda_executor
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.baselines.sparse import sdpa_dense
 from tilewright_study.experiments import heatmap, orders
@@ -329,7 +331,7 @@ def study(tmp_path_factory, ordered, cover):
     bench(root, "--profile_only", "--blocks", *(f"{name}.npz" for name in names), "--output", *outputs)
     profiles = {name: profile.load(root / f"{name}.json") for name in names}
     paths = {name: (f"{name}.npz", f"{name}.json") for name in names}
-    limits = targets.limits(next(iter(profiles.values())).device)
+    limits = devices.limits(next(iter(profiles.values())).device)
     plan = schedule.solve(cover, profiles, limits, "greedy", paths=paths)
     schedule.save(root / "pair.greedy.json", plan)
     schedule.save(root / "other.json", replace(plan, device_id="other"))

@@ -260,4 +260,4 @@ def test_a_section_that_another_one_reads_is_missed_by_name():
 def test_a_predictor_has_a_default():
     found = config.load(changed("slices/predictors", {"pooled128": {"pool": 128}}))
     (case, *_) = experiments.cases("slices", found)
-    assert "tilewright.predictors.pooled" in experiments.modules_of_case("slices", found, case)
+    assert "tilewright.slices.predictors.pooled" in experiments.modules_of_case("slices", found, case)

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from helpers.checkout import copied, dry_run, snakemake
-from tilewright import targets
+from tilewright import devices
+from tilewright.attention.schedule import search
 from tilewright.core import provenance
 from tilewright.core.errors import ConfigError, UnknownNameError
-from tilewright.schedule import search
 from tilewright_study import cli, config, experiments, sections
 from tilewright_study.measure import rows as _rows
 from tilewright_study.tables import _read
@@ -78,7 +78,7 @@ def test_a_case_is_run_with_its_flags_alone(name):
         assert experiments.size(name, STUDY, case) > 0
 
 
-@pytest.mark.parametrize("device", targets.NAMES)
+@pytest.mark.parametrize("device", devices.NAMES)
 @pytest.mark.parametrize("name", GENERAL)
 def test_the_code_of_a_case_covers_that_of_its_rows(name, device):
     module = experiments.member(name)
@@ -313,7 +313,7 @@ def test_its_mistakes_are_named(source, tmp_path):
     ],
 )
 def test_rows_of_whole_plans_depend_on_what_predicts_them(name, row):
-    assert "tilewright.targets.cuda.cost_model" in experiments.modules(name, [row], "cuda")
+    assert "tilewright.attention.cuda.cost_model" in experiments.modules(name, [row], "cuda")
     assert not any("cost_model" in module for module in experiments.modules(name, [row], "cpu"))
 
 
@@ -326,4 +326,8 @@ def test_rows_of_whole_plans_depend_on_what_predicts_them(name, row):
 )
 def test_rows_without_plans_do_not_depend_on_the_scheduler(name, row):
     found = provenance.closure(*experiments.modules(name, [row], "cpu"))
-    assert not [module for module in found if module.startswith(("tilewright.schedule", "tilewright.reorder."))]
+    assert not [
+        module
+        for module in found
+        if module.startswith(("tilewright.attention.schedule", "tilewright.attention.reorder."))
+    ]

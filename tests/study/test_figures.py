@@ -16,7 +16,8 @@ from msgspec import structs
 
 from helpers import synthetic
 from helpers.files import run_script
-from tilewright import blocks, graph, schedule
+from tilewright import graph
+from tilewright.attention import blocks, schedule
 from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, UnknownNameError
 from tilewright.networks import attentions, batching

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core.errors import ConfigError, DeviceError
 from tilewright_study.measure import lock as _lock
 
@@ -214,7 +214,7 @@ def test_a_link_in_place_of_a_lock_is_refused(gpus, target):
 
 
 def test_a_cpu_needs_no_lock(monkeypatch):
-    monkeypatch.setattr(targets.facts("cuda"), "available", lambda: pytest.fail("asked for GPUs"))
+    monkeypatch.setattr(devices.facts("cuda"), "available", lambda: pytest.fail("asked for GPUs"))
     with _lock.exclusive("cpu"), _lock.exclusive("cpu"):
         pass
 

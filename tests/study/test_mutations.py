@@ -17,26 +17,27 @@ from test_timed_calls import planned, streamed, weights
 
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
-from tilewright import networks, ragged, reference, targets
+from tilewright import devices, networks, reference
+from tilewright.attention.cpu import executor as cpu_executor
+from tilewright.attention.cpu import launch as cpu_launch
+from tilewright.attention.cuda import executor as cuda_executor
+from tilewright.attention.cuda import tile_kernel as cuda_tile_kernel
+from tilewright.attention.cuda import tile_lists
+from tilewright.attention.cuda.tile_lists import Item
 from tilewright.models import deit, dynamicvit
 from tilewright.models import wan as video_pattern
 from tilewright.networks import _layouts, _sites, wan
 from tilewright.networks.attentions import tilewright as scheduled
 from tilewright.networks.batching import ragged as packed_batching
+from tilewright.packed import pack
+from tilewright.packed.cpu import executor as cpu_packed
+from tilewright.packed.pruners import threshold_l2
 from tilewright.paths import calls, runner
 from tilewright.paths import table as look_up
-from tilewright.pruners import threshold_l2
 from tilewright.slices import attention as slice_attention
 from tilewright.slices import steps as slice_steps
-from tilewright.targets.cpu import executor as cpu_executor
-from tilewright.targets.cpu import launch as cpu_launch
-from tilewright.targets.cpu import packed as cpu_packed
-from tilewright.targets.cpu import slice_selection as cpu_selection
-from tilewright.targets.cpu import slices as cpu_slices
-from tilewright.targets.cuda import executor as cuda_executor
-from tilewright.targets.cuda import tile_kernel as cuda_tile_kernel
-from tilewright.targets.cuda import tile_lists
-from tilewright.targets.cuda.tile_lists import Item
+from tilewright.slices.cpu import executor as cpu_slices
+from tilewright.slices.cpu import selection as cpu_selection
 from tilewright_study.experiments import recall, video, worth
 from tilewright_study.experiments.attention.run import Tokens, run_schedule
 from tilewright_study.experiments.networks import run as network_bench
@@ -78,7 +79,7 @@ def statuses(ordered, executor, dtype="float32", change=lambda plan, cover: (pla
 def on_triton(patch, tokens):
     """Tokens whose schedules run by the GPU's kernel, which is timed as a processor's."""
     prepare = partial(cuda_executor.prepare, device=TRITON_DEVICE)
-    patch.setattr(targets, "executor", lambda kind: SimpleNamespace(prepare=prepare))
+    patch.setattr(devices, "executor", lambda kind: SimpleNamespace(prepare=prepare))
     tokens.ordered = tuple(x.to(TRITON_DEVICE) for x in tokens.ordered)
     return tokens
 
@@ -416,10 +417,10 @@ PLACES = {"cpu": "cpu", "cuda": TRITON_DEVICE}
 def packing_by(executor):
     """Packed batches run by that executor; a place to put a fault."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ragged.EXECUTORS, PLACES[executor], f"tilewright.targets.{executor}.packed")
-        ragged._executor.cache_clear()
+        patch.setitem(pack.EXECUTORS, PLACES[executor], f"tilewright.devices.{executor}.packed")
+        pack._executor.cache_clear()
         yield patch
-    ragged._executor.cache_clear()
+    pack._executor.cache_clear()
 
 
 def packed(executor, dtype="float32", calls=None):
@@ -444,8 +445,8 @@ def attended_otherwise(change):
     """A fault of ``attend(q, k, v, out=None)``."""
 
     def fault(patch):
-        right = ragged.Packing.attend
-        patch.setattr(ragged.Packing, "attend", lambda packing, *given: change(partial(right, packing), *given))
+        right = pack.Packing.attend
+        patch.setattr(pack.Packing, "attend", lambda packing, *given: change(partial(right, packing), *given))
 
     return fault
 
@@ -454,7 +455,7 @@ def moved_start(by):
     """The second image begins `by` rows late, for attention only."""
 
     def fault(patch):
-        right = ragged.Packing.attend
+        right = pack.Packing.attend
 
         def attend(packing, *given):
             lists = packing.lists.clone()
@@ -463,9 +464,9 @@ def moved_start(by):
             first = items[:, 0] == lists[at]
             items[first, 0] += by
             lists[at] += by
-            return right(ragged.Packing(packing.offsets, lists), *given)
+            return right(pack.Packing(packing.offsets, lists), *given)
 
-        patch.setattr(ragged.Packing, "attend", attend)
+        patch.setattr(pack.Packing, "attend", attend)
 
     return fault
 
@@ -521,8 +522,8 @@ def test_a_fault_inside_the_processors_packed_attention_is_caught(fault):
 @pytest.mark.parametrize("call", ["gather", "scatter", "first"])
 def test_a_row_that_is_moved_to_the_wrong_place_is_caught(call):
     with packing_by("cpu") as patch:
-        right = getattr(ragged.Packing, call)
-        patch.setattr(ragged.Packing, call, lambda packing, x: right(packing, x).roll(1, 0))
+        right = getattr(pack.Packing, call)
+        patch.setattr(pack.Packing, call, lambda packing, x: right(packing, x).roll(1, 0))
         assert {name for name, status in packed("cpu").items() if status == "failed"} == {call}
 
 

@@ -17,7 +17,7 @@ from tilewright.models import deit
 from tilewright.networks import _layouts, batching
 from tilewright.networks import deit as deit_network
 from tilewright.networks.batching import ragged as packed
-from tilewright.pruners import Choice
+from tilewright.packed.pruners import Choice
 from tilewright_study import experiments
 from tilewright_study.baselines import packed as packed_baselines
 from tilewright_study.experiments.pruned import run as pruned

@@ -11,7 +11,8 @@ import pytest
 from test_figures import ROOT, configured
 
 from helpers import browser, synthetic
-from tilewright import blocks, graph, profile, schedule
+from tilewright import graph
+from tilewright.attention import blocks, profile, schedule
 from tilewright.core.errors import ArtifactError
 from tilewright_study import figures, report, tables
 from tilewright_study.report import explorer, page

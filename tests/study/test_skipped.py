@@ -14,7 +14,8 @@ import pytest
 import tilewright
 from helpers import plans
 from helpers.factories import make_profile
-from tilewright import blocks, graph, profile, schedule, targets
+from tilewright import devices, graph
+from tilewright.attention import blocks, profile, schedule
 from tilewright.core.errors import SolverError, SolverUnavailableError
 from tilewright_study.experiments.attention import figure_gantt, table_solvers
 from tilewright_study.figures import _style
@@ -50,7 +51,7 @@ def study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ordered = plans.reordered(plans.pattern(140, 90), **META)
     graph.save("results/graphs/toy/ic.npz", ordered)
-    device = targets.describe("cpu")
+    device = devices.describe("cpu")
     for name, cover in plans.covers(ordered, TILES).items():
         blocks.save(f"results/blocks/toy/ic/{name}.npz", cover)
         timed = replace(make_profile(cover, device=device), graph_id=ordered.id)
@@ -108,7 +109,7 @@ def test_a_licence_that_is_missing_or_too_small_is_skipped(study, monkeypatch, n
 def test_a_package_that_is_missing_or_broken_is_skipped(study, monkeypatch):
     monkeypatch.setitem(sys.modules, "gurobipy", None)
     assert "needs the package gurobipy, which is not installed" in schedule.read(solve("gurobi")).reason
-    monkeypatch.setattr("tilewright.schedule.solvers.gurobi.available", lambda: True)
+    monkeypatch.setattr("tilewright.milp.gurobi.available", lambda: True)
     assert "gurobipy cannot be imported" in schedule.read(solve("gurobi")).reason
 
 
@@ -130,7 +131,7 @@ def test_any_other_error_of_gurobi_fails_and_writes_nothing(study, monkeypatch, 
 
 
 def test_highs_is_never_skipped(study, monkeypatch):
-    monkeypatch.setattr("tilewright.schedule.solvers.highs.available", lambda: False)
+    monkeypatch.setattr("tilewright.milp.highs.available", lambda: False)
     with pytest.raises(SolverError, match="'highs' needs the package highspy"):
         solve("highs")
     assert not Path("results/schedules").exists()

@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from helpers.checkout import ROOT, TINY, overlay, plan
-from tilewright import blocks, graph
+from tilewright import graph
+from tilewright.attention import blocks
 
 NODE = ROOT / "tests/study/slurm_node.sh"
 PROFILE = ROOT / "profiles/slurm-a100/profile.yaml"

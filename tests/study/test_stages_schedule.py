@@ -7,11 +7,12 @@ import pytest
 
 from helpers.factories import random_inputs
 from helpers.files import run_script
-from tilewright import blocks as blocks_file
-from tilewright import profile as profile_file
-from tilewright import schedule, targets
+from tilewright import devices
+from tilewright.attention import blocks as blocks_file
+from tilewright.attention import profile as profile_file
+from tilewright.attention import schedule
+from tilewright.attention.schedule import check
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.schedule import check
 from tilewright_study.stages import schedule as schedule_stage
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/solve_ilp.py"
@@ -20,12 +21,12 @@ TILES = ("4x1", "4x8")
 
 @pytest.fixture
 def files(tmp_path):
-    device = targets.describe("cpu")
+    device = devices.describe("cpu")
     covers, profiles = random_inputs(0, 5, TILES, device=device)
     for name in TILES:
         blocks_file.save(tmp_path / f"{name}.npz", covers[name])
         profile_file.save(tmp_path / f"{name}.json", profiles[name])
-    return tmp_path, covers, profiles, targets.limits(device)
+    return tmp_path, covers, profiles, devices.limits(device)
 
 
 def arguments(folder, **changes):
@@ -95,7 +96,7 @@ def test_the_digest_covers_the_solver_that_ran(files, monkeypatch):
     for solver in ("greedy", "descent", "gurobi"):
         schedule_stage.run(**arguments(files[0], solver=solver))
     assert seen == [("tilewright_study.stages.schedule",)] * 2 + [
-        ("tilewright_study.stages.schedule", "tilewright.schedule.solvers.gurobi")
+        ("tilewright_study.stages.schedule", "tilewright.milp.gurobi")
     ]
 
 

@@ -8,13 +8,14 @@ import yaml
 from helpers import plans
 from helpers.checkout import snakemake
 from helpers.files import run_script
-from tilewright import blocks as blocks_file
+from tilewright import devices
 from tilewright import graph as graph_file
-from tilewright import profile as profile_file
-from tilewright import schedule, targets
+from tilewright.attention import blocks as blocks_file
+from tilewright.attention import profile as profile_file
+from tilewright.attention import schedule
+from tilewright.attention.measure import measure
+from tilewright.attention.schedule import TUNED, Skipped
 from tilewright.core.errors import ArtifactError, ConfigError, DeviceError
-from tilewright.schedule import TUNED, Skipped
-from tilewright.targets.measure import measure
 from tilewright_study import config, experiments
 from tilewright_study.stages import tune
 
@@ -30,7 +31,7 @@ def files(tmp_path_factory):
     graph_file.save(folder / "graph.npz", ordered)
     covers = plans.covers(ordered, NAMES)
     profiles = {name: measure(cover, budget_s=0.02) for name, cover in covers.items()}
-    limits = targets.limits(targets.describe("cpu"))
+    limits = devices.limits(devices.describe("cpu"))
     for name in NAMES:
         blocks_file.save(folder / f"{name}.npz", covers[name])
         profile_file.save(folder / f"{name}.json", profiles[name])
@@ -83,8 +84,8 @@ def test_parts_that_do_not_belong_together_are_refused(files):
 
 
 def test_another_device_is_refused(files, monkeypatch):
-    described = targets.describe("cpu")
-    monkeypatch.setattr(targets, "describe", lambda _: described | {"threads": described["threads"] + 1})
+    described = devices.describe("cpu")
+    monkeypatch.setattr(devices, "describe", lambda _: described | {"threads": described["threads"] + 1})
     with pytest.raises(DeviceError, match="made for another device"):
         tune.run(**arguments(files))
 

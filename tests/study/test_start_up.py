@@ -9,7 +9,8 @@ import pytest
 
 from helpers import plans
 from helpers.factories import make_profile
-from tilewright import blocks, graph, profile, targets
+from tilewright import devices, graph
+from tilewright.attention import blocks, profile
 
 SCRIPTS = Path(__file__).parents[2] / "workflow/scripts"
 HEAVY = ("torch", "triton", "numba", "scipy", "highspy", "gurobipy", "matplotlib", "pandas", "tqdm", "yaml", "PIL")
@@ -31,7 +32,7 @@ def files(tmp_path_factory):
     graph.save(folder / "graph.npz", ordered)
     cover = plans.covers(ordered, ["16x1"])["16x1"]
     blocks.save(folder / "blocks.npz", cover)
-    profile.save(folder / "profile.json", make_profile(cover, device=targets.describe("cpu")))
+    profile.save(folder / "profile.json", make_profile(cover, device=devices.describe("cpu")))
     return folder
 
 

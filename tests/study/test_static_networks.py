@@ -11,7 +11,7 @@ import yaml
 
 from helpers.checkout import ROOT
 from helpers.gpu import TRITON_DEVICE
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import provenance
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
@@ -54,7 +54,7 @@ def settings(tmp_path_factory):
         "checkpoint": provenance.sha256_file(static[SMALL]["checkpoint"])[:12],
         "batch": 1,
     }
-    facts |= {"rung": "trained", "device": targets.describe("cpu")["name"], "dtype": "float32", "macs": 1}
+    facts |= {"rung": "trained", "device": devices.describe("cpu")["name"], "dtype": "float32", "macs": 1}
     entries = [
         look_up.Entry(path=path, p50_us=us, promise_us=us, choice=score, **facts)
         for path, us, score in (("11.11.11.11 scale=0.5", 1e3, 0.4), ("11.11.11.11", 2e3, 0.5))

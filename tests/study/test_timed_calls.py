@@ -10,7 +10,7 @@ import torch
 from helpers import plans
 from helpers.rows import run_baselines, run_schedule, whole
 from helpers.threads import threads
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import provenance, timing
 from tilewright.models import deit, dynamicvit, wan
 from tilewright.paths import calls, runner
@@ -79,7 +79,7 @@ def faulty(monkeypatch):
 
     def wall_us(call):
         # Profiles of tiles are stage T3's, and their schedules are checked where they run.
-        if not getattr(call, "__module__", "").startswith("tilewright.targets") and id(call) not in measured:
+        if not getattr(call, "__module__", "").startswith("tilewright.devices") and id(call) not in measured:
             measured[id(call)] = call
             if isinstance(call, timing.Checked):
                 call.call = next(faults)(call.call)
@@ -198,7 +198,7 @@ def weights(tmp_path_factory):
     safetensors.torch.save_file(made.state_dict(), folder / "b0.safetensors")
     stated = {"network": "segformer-b0-64", "checkpoint": str(folder / "b0.safetensors")}
     facts = {"network": "segformer-b0-64", "checkpoint": provenance.sha256_file(stated["checkpoint"])[:12], "batch": 1}
-    facts |= {"rung": "trained", "device": targets.describe("cpu")["name"], "dtype": "float32", "macs": 1}
+    facts |= {"rung": "trained", "device": devices.describe("cpu")["name"], "dtype": "float32", "macs": 1}
     entries = [
         look_up.Entry(path=path, p50_us=us, promise_us=us, choice=score, **facts)
         for path, us, score in (("11.11.11.11 scale=0.5", 1e3, 0.4), ("11.11.11.11", 2e3, 0.5))

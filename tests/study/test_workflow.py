@@ -12,7 +12,8 @@ from snakemake.utils import update_config
 
 from helpers import loaded
 from helpers.checkout import ROOT, RUN, TINY, appended, copied, described, overlay, plan, snakemake
-from tilewright import blocks, graph
+from tilewright import graph
+from tilewright.attention import blocks
 from tilewright_study import config, figures
 from tilewright_study.stages import record
 from tilewright_study.tables import _select
@@ -82,7 +83,7 @@ def test_a_changed_parameter_reruns_its_order_alone(study, checkout, tmp_path):
 
 
 def test_changed_code_of_an_order_reruns_its_order_alone(study, checkout):
-    module = checkout / "src/tilewright/reorder/ic.py"
+    module = checkout / "src/tilewright/attention/reorder/ic.py"
     with appended(module, "\n# A comment changes nothing.\n"):
         assert plan(study, *TARGETS, source=checkout) == []
     with appended(module, "\nCHANGED = True\n"):

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from helpers.checkout import JOB, ROOT, RUN, TINY, copied, dry_run, overlay, plan, run_loaded
-from tilewright import models, pruners
+from tilewright import models
+from tilewright.packed import pruners
 from tilewright_study import config, experiments, figures, tables
 
 # Parts of the study, as docs/running.md has them.

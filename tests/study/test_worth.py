@@ -178,8 +178,11 @@ def test_rows_depend_on_the_orders_that_their_plans_may_have():
         return set(experiments.modules("worth", [{"provider": "tilewright", **row}], "cuda"))
 
     auto, window = entered(reorder="auto", solver="highs"), entered(reorder="window", solver="highs")
-    assert {"tilewright.reorder.ic", "tilewright.reorder.window"} <= auto and "tilewright.reorder.ic" not in window
-    assert "tilewright.targets.cuda.cost_model" in window and "tilewright.schedule.solvers.highs" in window
+    assert {
+        "tilewright.attention.reorder.ic",
+        "tilewright.attention.reorder.window",
+    } <= auto and "tilewright.attention.reorder.ic" not in window
+    assert "tilewright.attention.cuda.cost_model" in window and "tilewright.milp.highs" in window
     assert "tilewright_study.baselines.sparse.flex" in experiments.modules("worth", [{"provider": "flex"}], "cpu")
 
 

@@ -11,12 +11,12 @@ from torch.utils.checkpoint import checkpoint
 import tilewright
 from helpers import extremes
 from helpers.plans import pattern, prepared
-from tilewright import reference, targets
+from tilewright import devices, reference
+from tilewright.attention.cpu import backward
+from tilewright.attention.cpu.backward import gradients, gradients_with_bias
+from tilewright.attention.cpu.executor import prepare
+from tilewright.attention.masks import Bias
 from tilewright.core.errors import PatternError
-from tilewright.targets.cpu import backward
-from tilewright.targets.cpu.backward import gradients, gradients_with_bias
-from tilewright.targets.cpu.executor import prepare
-from tilewright.targets.masks import Bias
 
 # A gradient sums products of four rounded factors where the result sums those of two: twice its tolerance.
 TOLERANCE = {dtype: 2 * error for dtype, error in reference.TOLERANCE.items()}
@@ -296,7 +296,7 @@ def test_values_that_do_not_fit_are_named():
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_target_without_a_backward_says_so(compiled, monkeypatch):
     plan, tokens, values, _ = _biased()
-    monkeypatch.setattr(targets, "differentiates", lambda kind: False)
+    monkeypatch.setattr(devices, "differentiates", lambda kind: False)
     torch.compiler.reset()
     call = RUNS["compiled" if compiled else "eager"](plan)
     # A compiler wraps what is raised while it traces.
@@ -308,7 +308,7 @@ def test_a_target_without_a_backward_says_so(compiled, monkeypatch):
 
 def test_a_target_without_a_gradient_of_a_bias_says_so(monkeypatch):
     plan, tokens, values, _ = _biased()
-    monkeypatch.delattr("tilewright.targets.cpu.backward.gradients_with_bias")
+    monkeypatch.delattr("tilewright.attention.cpu.backward.gradients_with_bias")
     with pytest.raises(PatternError, match="plans for cpu have no gradient of a bias: freeze it"):
         plan(*tokens, bias=values)
     torch.autograd.grad(plan(*tokens, bias=values.detach()).sum(), tokens)

@@ -12,14 +12,15 @@ import torch
 import tilewright as tw
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
-from tilewright import blocks, graph, profile, reference, schedule, targets
-from tilewright.blocks import tiles, work
+from tilewright import devices, graph, reference
+from tilewright.attention import blocks, profile, schedule
+from tilewright.attention.blocks import tiles, work
+from tilewright.attention.masks import Bias
+from tilewright.attention.measure import measure
 from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, DeviceError, PatternError
 from tilewright.core.timing import time_call, time_gpu
-from tilewright.targets import qkv
-from tilewright.targets.masks import Bias
-from tilewright.targets.measure import measure
+from tilewright.devices import qkv
 from tilewright_study.stages import schedule as schedule_stage
 
 OTHERS = Path(__file__).parents[1] / "helpers" / "targets"
@@ -31,15 +32,15 @@ NAMES = ["16x1", "16x16"]
 @pytest.fixture
 def abacus(monkeypatch):
     """A target that the package does not have: a folder that it finds and a word in `NAMES`."""
-    monkeypatch.setattr(targets, "__path__", [*targets.__path__, str(OTHERS)])
-    monkeypatch.setattr(targets, "NAMES", (*targets.NAMES, "abacus"))
+    monkeypatch.setattr(devices, "__path__", [*devices.__path__, str(OTHERS)])
+    monkeypatch.setattr(devices, "NAMES", (*devices.NAMES, "abacus"))
     yield "abacus"
-    targets._described.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("tilewright.targets.abacus")]:
+    devices._described.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("tilewright.devices.abacus")]:
         del sys.modules[name]
 
 
-@pytest.fixture(params=[*targets.NAMES, "abacus"])
+@pytest.fixture(params=[*devices.NAMES, "abacus"])
 def kind(request):
     return request.getfixturevalue("abacus") if request.param == "abacus" else request.param
 
@@ -48,7 +49,7 @@ def kind(request):
 def device(kind):
     """The description of the target's device."""
     try:
-        return targets.describe(kind)
+        return devices.describe(kind)
     except DeviceError as error:
         pytest.skip(f"{kind}: {error}")
 
@@ -60,7 +61,7 @@ def dense():
 
 def where(kind):
     """Options for `prepare`, and the device of its tensors: CUDA kernels are interpreted on a machine without a GPU."""
-    return ({"device": TRITON_DEVICE}, TRITON_DEVICE) if targets.facts(kind).CUDA else ({}, "cpu")
+    return ({"device": TRITON_DEVICE}, TRITON_DEVICE) if devices.facts(kind).CUDA else ({}, "cpu")
 
 
 def tokens(device, batch=BATCH, dtype=torch.float32):
@@ -71,7 +72,7 @@ def tokens(device, batch=BATCH, dtype=torch.float32):
 def prepared(kind, dense, **options):
     """``(executor, its arguments, what they should give)``."""
     more, device = where(kind)
-    prepare = targets.executor(kind).prepare
+    prepare = devices.executor(kind).prepare
     return plans.prepared(prepare, dense, NAMES, tokens(device), split_keys=32, **options, **more)
 
 
@@ -170,27 +171,27 @@ def test_what_does_not_fit_is_refused_before_it_runs(kind, dense, options, messa
     cover = plans.covers(graph.from_pattern(dense), NAMES)
     more, _ = where(kind)
     with pytest.raises(PatternError, match=message):
-        targets.executor(kind).prepare(plans.scheduled(cover), cover, **SIZES, dtype=torch.float32, **options, **more)
+        devices.executor(kind).prepare(plans.scheduled(cover), cover, **SIZES, dtype=torch.float32, **options, **more)
 
 
 def test_blocks_of_another_schedule_are_refused(kind, dense):
     cover = plans.covers(graph.from_pattern(dense), NAMES)
     other = plans.covers(graph.from_pattern(plans.pattern(40, 30, seed=5)), NAMES)
     with pytest.raises(ArtifactError, match="graph"):
-        targets.executor(kind).prepare(plans.scheduled(cover), other, **SIZES, dtype=torch.float32)
+        devices.executor(kind).prepare(plans.scheduled(cover), other, **SIZES, dtype=torch.float32)
 
 
 def test_a_call_is_timed_as_the_facts_say(kind, device, dense):
     executor, arguments, _ = prepared(kind, dense)
-    timer = time_gpu if targets.facts(kind).GPU_TIMER else time_call
+    timer = time_gpu if devices.facts(kind).GPU_TIMER else time_call
     timing = timer(lambda: executor(*arguments), min_reps=3, max_seconds=0.1, rse_target=1.0)
     assert timing.p50_us > 0
     # A capture needs a call that leaves the host alone; without one, events time the calls.
-    assert (timing.method == "graph") == targets.facts(kind).GRAPHS
+    assert (timing.method == "graph") == devices.facts(kind).GRAPHS
 
 
 def test_facts_say_what_plans_need(kind):
-    facts = targets.facts(kind)
+    facts = devices.facts(kind)
     assert all(tiles.parse(name).rows >= facts.FEWEST_ROWS >= 1 for name in facts.TILES) and facts.TILES
     assert facts.SPLIT_KEYS is None or facts.SPLIT_KEYS >= 1
     assert set(facts.MACHINE) <= set(facts.IDENTITY) and "kind" in facts.MACHINE
@@ -206,7 +207,7 @@ def test_a_description_holds_what_others_read(kind, device):
     assert json.loads(json.dumps(device)) == device
     assert device["kind"] == kind and device["name"] and device["threads"] >= 1
     stated = device | device["versions"]
-    assert all(stated.get(name) is not None for name in targets.facts(kind).IDENTITY)
+    assert all(stated.get(name) is not None for name in devices.facts(kind).IDENTITY)
 
 
 def test_a_probe_times_every_shape_that_the_limits_judge(kind, device, dense):
@@ -214,7 +215,7 @@ def test_a_probe_times_every_shape_that_the_limits_judge(kind, device, dense):
     measured, items = measure(cover, device=kind, split_keys=32, budget_s=0.05), work.items(cover, 32)
     assert measured.device == device and measured.launch_us >= 0 and measured.tile_us >= 0
     assert [c.items for c in measured.shapes] == items.counts.tolist()
-    limits = targets.limits(device)
+    limits = devices.limits(device)
     for shape in measured.shapes:
         assert 0 < shape.p20_us <= shape.latency_us <= shape.p80_us and shape.alone_us > 0 and shape.occupancy >= 0
         assert {*limits.per_block, *limits.envelope} <= set(shape.resources)
@@ -232,7 +233,7 @@ def test_a_probe_times_every_split_length_that_matters(kind, device, dense):
 
 
 def test_importing_facts_imports_no_torch(kind):
-    path = [*targets.__path__][-1:]
+    path = [*devices.__path__][-1:]
     code = (
         f"import sys; from tilewright import targets; targets.__path__ += {path}; targets.NAMES += ({kind!r},); "
         f"targets.facts({kind!r}); targets.packing(); targets.modules({kind!r}, 'executor', 'packed'); "
@@ -243,34 +244,34 @@ def test_importing_facts_imports_no_torch(kind):
 
 
 def test_modules_of_a_target_are_declared_for_digests(kind):
-    found = targets.modules(kind, "executor", "probe", "packed")
-    roles = ["facts", "executor", "probe"] + ["packed"] * targets.runs_packed(kind)
-    assert found == tuple(f"tilewright.targets.{kind}.{role}" for role in roles)
-    assert targets.modules(kind) == found[:1]
+    found = devices.modules(kind, "executor", "probe", "packed")
+    roles = ["facts", "executor", "probe"] + ["packed"] * devices.runs_packed(kind)
+    assert found == tuple(f"tilewright.devices.{kind}.{role}" for role in roles)
+    assert devices.modules(kind) == found[:1]
 
 
-@pytest.mark.parametrize("kind", targets.NAMES)
+@pytest.mark.parametrize("kind", devices.NAMES)
 def test_a_digest_sees_the_facts_of_its_target_alone(kind):
-    seen = provenance.closure("tilewright_study.stages.schedule", *targets.modules(kind))
-    assert [name for name in targets.NAMES if f"tilewright.targets.{name}.facts" in seen] == [kind]
+    seen = provenance.closure("tilewright_study.stages.schedule", *devices.modules(kind))
+    assert [name for name in devices.NAMES if f"tilewright.devices.{name}.facts" in seen] == [kind]
 
 
 def test_packed_batches_are_optional(kind):
-    if not targets.runs_packed(kind):
+    if not devices.runs_packed(kind):
         with pytest.raises(DeviceError, match=r"^no packed batches run on .*'abacus'; known: cpu, cuda$"):
-            targets.packed(kind)
+            devices.packed(kind)
         return
     # What it does stands in the tests of packed batches, which run every such executor.
-    assert callable(targets.packed(kind).Executor)
+    assert callable(devices.packed(kind).Executor)
 
 
 def test_slices_are_optional(kind):
-    if not targets.runs_slices(kind):
+    if not devices.runs_slices(kind):
         with pytest.raises(DeviceError, match=r"^no slices run on .*'abacus'; known: cpu, cuda$"):
-            targets.slices(kind)
+            devices.slices(kind)
         return
     # What it does stands in the tests of slices, which run every such executor.
-    assert callable(targets.slices(kind).Executor)
+    assert callable(devices.slices(kind).Executor)
 
 
 def test_a_new_target_plans_and_runs(abacus, dense, tmp_path):
@@ -279,7 +280,7 @@ def test_a_new_target_plans_and_runs(abacus, dense, tmp_path):
     rows, cols = np.ogrid[:N_Q, :N_K]
     bias = TABLE.table[:, torch.from_numpy(TABLE.index(rows, cols))]
     expected = reference.attention(q, k, v, torch.from_numpy(dense), bias=bias)
-    assert tuple(plan.blocks) == targets.facts(abacus).TILES and plan.device == abacus
+    assert tuple(plan.blocks) == devices.facts(abacus).TILES and plan.device == abacus
     plan.save(tmp_path / "p.plan")
     for call in (plan, tw.load(tmp_path / "p.plan"), torch.compile(lambda *qkv: plan(*qkv), backend="eager")):
         assert reference.relative_error(call(q, k, v), expected) <= reference.TOLERANCE[torch.float32]
@@ -296,4 +297,4 @@ def test_the_stages_take_a_new_target(abacus, dense, tmp_path):
     options = {"solver": "highs", "objective": "sum", "time_limit": 5.0, "gap": 1e-4, "seed": 0, "threads": 1}
     schedule_stage.run(**files, **options, rounds=1, max_tile_kinds=2, output=tmp_path / "out.json")
     found = schedule.load(tmp_path / "out.json")
-    assert found.device_id == targets.device_id(targets.describe(abacus)) and found.predicted_us > 0
+    assert found.device_id == devices.device_id(devices.describe(abacus)) and found.predicted_us > 0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tilewright import targets
+from tilewright import devices
 
-SOURCES = Path(targets.__file__).parents[2]
+SOURCES = Path(devices.__file__).parents[2]
 
 
 def compared(source):
@@ -18,7 +18,7 @@ def compared(source):
         for node in ast.walk(tree)
         if isinstance(node, ast.Compare)
         for side in ast.walk(node)
-        if isinstance(side, ast.Constant) and side.value in targets.NAMES
+        if isinstance(side, ast.Constant) and side.value in devices.NAMES
     ]
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from helpers import plans
-from tilewright import blocks, graph
+from tilewright import graph
+from tilewright.attention import blocks
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ROOT / "tests" / "helpers" / "targets"

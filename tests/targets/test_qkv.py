@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tilewright.core.errors import DeviceError, PatternError
-from tilewright.targets import qkv
+from tilewright.devices import qkv
 
 PLANNED = {"shape": (20, 30), "heads": 2, "head_dim": 16, "dtype": torch.float32, "device": torch.device("cpu")}
 

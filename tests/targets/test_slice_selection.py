@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from helpers import selection as oracle
 from helpers.gpu import TRITON_DEVICE
 from helpers.slices import DTYPES, tokens
+from tilewright.slices.cpu import selection as on_cpu
+from tilewright.slices.cuda import selection as on_cuda
+from tilewright.slices.cuda.prediction_forms import Config, config_for
 from tilewright.slices.layout import STEP, UNKNOWN, Layout
-from tilewright.targets.cpu import slice_selection as on_cpu
-from tilewright.targets.cuda import slice_selection as on_cuda
-from tilewright.targets.cuda.slice_prediction_forms import Config, config_for
-from tilewright.targets.selection import WORKSPACE, Rule, padded, part_layout, parts
+from tilewright.slices.selection import WORKSPACE, Rule, padded, part_layout, parts
 
 TARGETS = {"cpu": (on_cpu.Selection, "cpu"), "cuda": (on_cuda.Selection, TRITON_DEVICE)}
 SCALE = 0.3

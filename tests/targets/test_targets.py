@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core.errors import ArtifactError, DeviceError
-from tilewright.targets.cpu import facts as cpu
-from tilewright.targets.cuda import facts as cuda
+from tilewright.devices.cpu import facts as cpu
+from tilewright.devices.cuda import facts as cuda
 
 
 @pytest.fixture
 def device():
-    return targets.describe("cpu")
+    return devices.describe("cpu")
 
 
 def test_a_cpu_states_its_cores_caches_and_versions(device):
@@ -25,24 +25,24 @@ def test_a_cpu_states_its_cores_caches_and_versions(device):
 
 def test_a_description_cannot_be_altered_for_others(device):
     device["name"] = "another"
-    assert targets.describe("cpu")["name"] != "another"
+    assert devices.describe("cpu")["name"] != "another"
 
 
 @pytest.mark.parametrize(
     "change", [{"name": "another"}, {"threads": 77}, {"versions": {"torch": "1", "numpy": np.__version__}}], ids=str
 )
 def test_what_changes_timing_changes_the_id(device, change):
-    assert targets.device_id(device | change) != targets.device_id(device)
+    assert devices.device_id(device | change) != devices.device_id(device)
 
 
 def test_what_does_not_change_timing_keeps_the_id(device):
     versions = device["versions"] | {"numpy": "99"}
     same = device | {"memory_bytes": 1, "cores": 99, "versions": versions}
-    assert targets.device_id(same) == targets.device_id(dict(device)) and not targets.differing(device, same)
+    assert devices.device_id(same) == devices.device_id(dict(device)) and not devices.differing(device, same)
 
 
 def test_limits_come_from_the_description_alone():
-    limits = targets.limits(
+    limits = devices.limits(
         {"kind": "cpu", "threads": 4, "memory_bytes": 1000}, rounds=3, max_tile_kinds=2, conflicts=[("8x1", "16x1")]
     )
     assert (limits.lanes, limits.rounds, limits.max_tile_kinds) == (4, 3, 2)
@@ -53,10 +53,10 @@ def test_limits_come_from_the_description_alone():
 def test_a_gpu_runs_one_tile_a_round_on_its_multiprocessors():
     facts = {"kind": "cuda", "multiprocessors": 132, "shared_bytes": 1000, "memory_bytes": 5000, "launch_us": 1.5}
     facts["fork_us"] = 0.7
-    limits = targets.limits(facts)
+    limits = devices.limits(facts)
     assert (limits.lanes, limits.max_tile_kinds, limits.round_us) == (132, 1, 1.5)
     assert limits.per_block == {"shared_bytes": 1000} and limits.rounds > 1
-    assert targets.limits(facts, rounds=1).rounds == 1
+    assert devices.limits(facts, rounds=1).rounds == 1
     assert limits.fork_us == 0.7
 
 
@@ -71,7 +71,7 @@ def test_a_gpu_whose_driver_does_not_answer_is_refused(tool, monkeypatch):
 
 @pytest.mark.parametrize(
     "ask",
-    [targets.describe, targets.executor, targets.probe, lambda kind: targets.limits({"kind": kind})],
+    [devices.describe, devices.executor, devices.probe, lambda kind: devices.limits({"kind": kind})],
     ids=["describe", "executor", "probe", "limits"],
 )
 def test_a_kind_that_is_not_known_is_refused_by_name(ask):
@@ -81,7 +81,7 @@ def test_a_kind_that_is_not_known_is_refused_by_name(ask):
 
 def test_a_description_without_a_fact_is_refused():
     with pytest.raises(ArtifactError, match="lacks 'memory_bytes'"):
-        targets.limits({"kind": "cpu", "threads": 2})
+        devices.limits({"kind": "cpu", "threads": 2})
 
 
 def test_a_machine_that_does_not_state_its_caches_gets_assumed_ones(monkeypatch, tmp_path):

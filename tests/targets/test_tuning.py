@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from helpers import plans
 from helpers.factories import random_inputs
-from tilewright import schedule, targets
+from tilewright import devices
+from tilewright.attention import schedule, tuning
+from tilewright.attention.cpu import executor as cpu_executor
+from tilewright.attention.masks import Bias
+from tilewright.attention.schedule import TUNED
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.core.timing import Timing
-from tilewright.schedule import TUNED
-from tilewright.targets import tuning
-from tilewright.targets.cpu import executor as cpu_executor
-from tilewright.targets.masks import Bias
 
 SIZES = {"heads": 2, "head_dim": 16, "dtype": torch.float32, "device": "cpu"}
 NAMES = ("16x1", "32x1", "8x8")
@@ -139,10 +139,10 @@ def test_a_bias_is_part_of_the_check(monkeypatch, ordered, cover, candidates):
 
 
 def test_finalists_are_the_solvers_answer_greedys_and_the_best_tiles_alone():
-    device = targets.describe("cpu")
+    device = devices.describe("cpu")
     names = ("4x1", "4x8", "4x16", "4x32")
     covers, profiles = random_inputs(0, 5, names, device=device)
-    limits = targets.limits(device)
+    limits = devices.limits(device)
     found = schedule.solve(covers, profiles, limits, "descent")
     tried = tuning.finalists(found, covers, profiles, limits)
     assert tried[0] is found and tried[-1].solver == "greedy" and tried[-1].tiles == names

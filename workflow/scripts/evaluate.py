@@ -2,7 +2,7 @@
 
 import argparse
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import flags
 from tilewright_study.cli import script
 from tilewright_study.evaluation import DTYPES, run
@@ -17,7 +17,7 @@ add("--split", default="val", help="part of the folder (default: val)")
 add("--count", type=flags.count, metavar="N", help="images at most, evenly spread (default: all)")
 add("--batch", type=flags.count, default=32, help="images at a time (default: 32)")
 add("--classes", metavar="FILE", help="folder of each class of the network, one a line, where some are not there")
-add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
+add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
 add("--dtype", default="float32", help=f"{', '.join(DTYPES)} (default: float32)")
 add("--output", type=flags.output, metavar="CSV", help="a row for each attention")
 add(

@@ -2,7 +2,7 @@
 
 import argparse
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import flags, images
 from tilewright_study.cli import script
 from tilewright_study.inference import run
@@ -20,7 +20,7 @@ add(
     "--attention",
     help="tilewright, dense, flex, native; DeiT: padded, ragged, … (default: tilewright, of a DeiT padded)",
 )
-add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
+add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
 add(
     "--output",
     type=flags.output,

@@ -2,7 +2,7 @@
 
 import argparse
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import flags
 from tilewright_study.cli import script
 from tilewright_study.stages.path_pictures import run
@@ -12,7 +12,7 @@ add = parser.add_argument
 add("--case", required=True, help="case of the experiment paths")
 add("--table", required=True, metavar="CSV", help="its rows")
 add("--output", type=flags.output, required=True, metavar="NPZ", help="pictures to write")
-add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
+add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
 add("--set", nargs="+", default=[], dest="stated", metavar="KEY=VALUE", help="settings of the experiment")
 
 if __name__ == "__main__":

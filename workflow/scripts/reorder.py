@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 
-from tilewright import reorder
+from tilewright.attention import reorder
 from tilewright.core import flags
 from tilewright_study.cli import script
 from tilewright_study.stages.reorder import run

@@ -2,9 +2,9 @@
 
 import argparse
 
+from tilewright.attention.schedule.problem import OBJECTIVES
+from tilewright.attention.schedule.search import NAMES
 from tilewright.core import flags
-from tilewright.schedule.problem import OBJECTIVES
-from tilewright.schedule.search import NAMES
 from tilewright_study.cli import script
 from tilewright_study.stages.schedule import run
 

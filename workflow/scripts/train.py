@@ -2,7 +2,7 @@
 
 import argparse
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import flags
 from tilewright_study.cli import script
 from tilewright_study.stages.train import run
@@ -45,7 +45,7 @@ add(
     help="images of each split that it is judged by (default: 256)",
 )
 add("--paths", nargs="+", default=[], metavar="PATH", help="execution paths that it is judged by besides")
-add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
+add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
 add("--seed", type=flags.seed, help="seed of weights and of all that is drawn (default: of the recipe)")
 add(
     "--limit-s",

@@ -2,7 +2,7 @@
 
 import argparse
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import flags
 from tilewright_study.cli import script
 from tilewright_study.stages.train_classifier import run
@@ -13,7 +13,7 @@ add("--network", required=True, help="network that is not pruned, e.g. deit-tiny
 add("--output", type=flags.output, required=True, metavar="FILE", help="weights to write, .safetensors")
 add("--predictor", type=flags.output, metavar="FILE", help="the same weights with a trained predictor of DynamicViT")
 add("--losses", type=flags.output, metavar="CSV", help="the loss of each step")
-add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
+add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
 add("--seed", type=flags.seed, default=0, help="of the weights and of the crops (default: 0)")
 add("--seconds", type=flags.seconds, metavar="S", help="of the training; rates of learning follow the clock")
 add("--steps", type=flags.count, metavar="N", help="of the training, at most")

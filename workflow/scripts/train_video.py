@@ -2,7 +2,7 @@
 
 import argparse
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import flags
 from tilewright_study.cli import script
 from tilewright_study.stages.train_video import run
@@ -20,7 +20,7 @@ add(
 add("--losses", type=flags.output, metavar="CSV", help="the loss of each step")
 add("--samples", metavar="PNG", help="frames of clips as they are drawn, and as the network samples them")
 add("--recipe", metavar="JSON", help="a file, or the JSON, of tilewright_study.training.video (default: for wan-tiny)")
-add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
+add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
 add("--seed", type=flags.seed, help="seed of weights, clips and noise (default: of the recipe)")
 add(
     "--limit-s",

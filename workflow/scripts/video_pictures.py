@@ -2,7 +2,7 @@
 
 import argparse
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import flags
 from tilewright_study.cli import script
 from tilewright_study.stages.video_pictures import run
@@ -11,7 +11,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--case", required=True, help="case of the experiment video")
 add("--output", type=flags.output, required=True, metavar="NPZ", help="pictures to write")
-add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
+add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
 add("--seed", type=flags.seed, default=0, help="of clips, noise and planted maps (default: 0)")
 add("--set", nargs="+", default=[], dest="stated", metavar="KEY=VALUE", help="settings of the experiment")
 

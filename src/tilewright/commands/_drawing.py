@@ -46,8 +46,8 @@ def of_plan(plan):
 
 def of_pattern(found, order, tile):
     """Panels of a pattern: cut into blocks of `tile` as the model has it, and in `order`. Raises `TilewrightError`."""
-    from tilewright import blocks, reorder
-    from tilewright.blocks.tiles import parse
+    from tilewright.attention import blocks, reorder
+    from tilewright.attention.blocks.tiles import parse
 
     if found.row_order is not None:
         pairs = {"as the file has it": found}

@@ -1,6 +1,6 @@
 """What `tilewright calibrate` measures, and the searches of forms that come first where they are asked for."""
 
-from tilewright import targets
+from tilewright import devices
 
 
 def calibrated(device, tiles, head_dim, dtype, anew=False, choose=False):
@@ -8,11 +8,13 @@ def calibrated(device, tiles, head_dim, dtype, anew=False, choose=False):
 
     choose: of the fastest forms, which are found first, with those of attention to slices and of their prediction.
     """
-    known = targets.calibration(device)
+    known = devices.calibration(device)
     if choose:
-        from tilewright.targets.cuda import form_search, slice_form_search, slice_prediction_search
+        from tilewright.attention.cuda.cost import form_search
+        from tilewright.slices.cuda import form_search as slice_form_search
+        from tilewright.slices.cuda import prediction_search
 
         form_search.search(tiles, head_dim, dtype, anew)
         slice_form_search.search(head_dim, dtype, anew)
-        slice_prediction_search.search(head_dim, dtype, anew)
+        prediction_search.search(head_dim, dtype, anew)
     return known.of(tiles, head_dim, dtype, anew)

@@ -40,7 +40,8 @@ def arguments(parser):
 def run(plan, batch, without, forms, rse, seconds, seed):
     """Check, time, and print one table. Returns 1 where a result was wrong."""
     settle_threads()
-    from tilewright import api, targets
+    from tilewright import devices
+    from tilewright.attention import plan as api
     from tilewright.core import turns
     from tilewright.torch_attention import flex
 
@@ -54,7 +55,7 @@ def run(plan, batch, without, forms, rse, seconds, seed):
     groups = [[_ours(made, tokens["plan's"], order)] for order in tokens]
     groups += [_baseline(name, tokens, forms or flex.VARIANTS) for name in BASELINES if name not in without]
     right = [one for group in groups for one in group if one.call is not None]
-    gpu = targets.facts(made.device).GPU_TIMER
+    gpu = devices.facts(made.device).GPU_TIMER
     effort = {"min_reps": REPETITIONS, "max_seconds": seconds, "rse_target": rse}
     for one, timing in zip(right, turns.time_in_turns([one.call for one in right], gpu=gpu, **effort), strict=True):
         one.timed(timing)
@@ -75,9 +76,9 @@ class _Tokens:
     def __init__(self, made, graph, batch, seed):
         import torch
 
-        from tilewright import reference, targets
+        from tilewright import devices, reference
 
-        facts = targets.facts(made.device)
+        facts = devices.facts(made.device)
         self.graph, self.device, place = graph, made.device, facts.TORCH_DEVICE
         self.sizes = {"batch": batch, "heads": made.heads, "head_dim": made.head_dim, "dtype": made.dtype}
         generator = torch.Generator().manual_seed(seed)
@@ -150,10 +151,10 @@ class _Contender:
 
 
 def _ours(made, tokens, order):
-    from tilewright import targets
+    from tilewright import devices
 
     g = made.graph
-    executor = targets.executor(made.device).prepare(
+    executor = devices.executor(made.device).prepare(
         made.schedule,
         made.blocks,
         heads=made.heads,

@@ -1,9 +1,9 @@
 """Measure once what plans on this GPU are made of; compile as `tilewright compile` does."""
 
+from tilewright.attention.profile import DTYPES
 from tilewright.commands import compile as compiling
 from tilewright.commands import table
 from tilewright.core import flags
-from tilewright.profile import DTYPES
 
 
 def arguments(parser):
@@ -20,12 +20,12 @@ def arguments(parser):
 
 def run(head_dim, dtype, tiles, device, anew, forms):
     """Calibrate for each type and head dim, and print a table."""
-    from tilewright import targets
-    from tilewright.blocks.tiles import parse
+    from tilewright import devices
+    from tilewright.attention.blocks.tiles import parse
     from tilewright.commands._searches import calibrated
 
-    known = targets.calibration(device)
-    chosen = [parse(name) for name in tiles or targets.facts(device).TILES]
+    known = devices.calibration(device)
+    chosen = [parse(name) for name in tiles or devices.facts(device).TILES]
     rows = [
         {"type": each, "head dim": str(dim), "tile": name, **known.summary(found)}
         for each in dtype

@@ -18,8 +18,9 @@ def ahead():
     """Compile what no plan should wait for: by use, where a function's types are those that it is called with."""
     import numpy as np
 
-    from tilewright import graph, reorder
-    from tilewright.blocks import cut
+    from tilewright import graph
+    from tilewright.attention import reorder
+    from tilewright.attention.blocks import cut
     from tilewright.core import compiled, progress
 
     for name in cut.ENTERED:

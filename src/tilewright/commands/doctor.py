@@ -87,7 +87,7 @@ def _device():
     """The GPU and what is known of it, or the cores."""
     import torch
 
-    from tilewright import targets
+    from tilewright import devices
     from tilewright.core import _internals
     from tilewright.core.errors import DeviceError
 
@@ -100,7 +100,7 @@ def _device():
         yield "note", "gpu", f"none that torch {torch.__version__} can use: {_why_no_gpu(torch)}"
         return
     try:
-        gpu = targets.describe("cuda")
+        gpu = devices.describe("cuda")
     except DeviceError as error:
         yield "bad", "gpu", str(error)
         return
@@ -123,7 +123,7 @@ def _why_no_gpu(torch):
 
 def _calibrated(gpu):
     """What plans on this GPU are made of."""
-    from tilewright.targets.cuda import calibration, forms
+    from tilewright.attention.cuda import calibration, forms
 
     for kind, what in ((calibration.KIND, "calibration"), (forms.KIND, "forms")):
         found = sorted({path.name.rpartition("-")[0] for path in (caches.folder() / kind).glob("*.json")})
@@ -136,7 +136,7 @@ def _calibrated(gpu):
 
 def _compilers():
     """What compiles, or was compiled."""
-    from tilewright.blocks import cut
+    from tilewright.attention.blocks import cut
     from tilewright.core import _internals, compiled
 
     missing = _internals.missing_compiler()

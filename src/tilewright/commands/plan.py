@@ -1,9 +1,9 @@
 """Plan a pattern and save the plan."""
 
+from tilewright.attention.profile import DTYPES
 from tilewright.commands import _inputs, settle_threads
 from tilewright.core import flags
 from tilewright.core.errors import ConfigError
-from tilewright.profile import DTYPES
 
 
 def arguments(parser):
@@ -32,9 +32,9 @@ def run(pattern, grid, output, heads, head_dim, dtype, device, reorder, tiles, s
 
     import torch
 
-    from tilewright import api
+    from tilewright.attention import plan
 
-    made = api.plan(
+    made = plan.plan(
         found,
         heads=sizes["--heads"],
         head_dim=sizes["--head-dim"],

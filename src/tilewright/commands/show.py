@@ -21,7 +21,7 @@ def run(what, grid, figure, reorder, tile):
     if figure is not None:
         _drawing.check(figure)
     if _inputs.is_plan(what):
-        from tilewright import api
+        from tilewright.attention import plan as api
 
         plan = api.load(what)
         print(plan.summary())

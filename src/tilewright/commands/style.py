@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.blocks import tiles
+from tilewright.attention.blocks import tiles
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError
 

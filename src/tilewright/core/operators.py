@@ -47,7 +47,7 @@ def read_by(read):
 
 
 def _read(content):
-    raise ArtifactError("this program holds its plans: import tilewright.api before it is run")
+    raise ArtifactError("this program holds its plans: import tilewright.attention.plan before it is run")
 
 
 def records(q, k, v, bias=None):

@@ -10,7 +10,7 @@ import logging
 import torch
 from torch import nn
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import artifacts, caches, contents, provenance, timing
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import _maps
@@ -31,7 +31,7 @@ def choose(network, images, paths, anew):
     if operators is None:
         raise ConfigError(f"expected a network whose operators have kernels, found {type(network).__module__}")
     file, kept = None, {}
-    if targets.maps(images.device.type) is not None:
+    if devices.maps(images.device.type) is not None:
         _lay_out(network, operators)
         file = _file(images.device.type)
         kept = {} if anew else _read(file)
@@ -47,8 +47,8 @@ def choose(network, images, paths, anew):
 
 def _file(kind):
     """The file of what is the fastest on this device of a kind, with its libraries and this code."""
-    code = provenance.code_digest(__name__, *targets.modules(kind, "maps"))
-    made_of = targets.device_id(targets.describe(kind)), code
+    code = provenance.code_digest(__name__, *devices.modules(kind, "maps"))
+    made_of = devices.device_id(devices.describe(kind)), code
     return caches.folder() / KIND / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.json"
 
 
@@ -124,7 +124,7 @@ def _measured(key, arguments, form):
     if row["status"] != "ok":
         return row
     operator, kind = getattr(_maps, key[0]), _first(arguments).device.type
-    time = timing.time_gpu if targets.facts(kind).GPU_TIMER else timing.time_call
+    time = timing.time_gpu if devices.facts(kind).GPU_TIMER else timing.time_call
     return row | {"us": time(lambda: _maps.run(operator, arguments, form), **EFFORT).p50_us}
 
 
@@ -134,7 +134,7 @@ def _checked(key, arguments, form):
     row = {"operator": name, "dtype": str(dtype).removeprefix("torch."), "shapes": str(shapes), "form": form}
     row |= {"status": "ok", "reason": "", "chosen": False}
     operator = getattr(_maps, name)
-    refusals = () if form == _maps.TORCH else targets.maps(x.device.type).REFUSALS
+    refusals = () if form == _maps.TORCH else devices.maps(x.device.type).REFUSALS
     try:
         found = _maps.run(operator, arguments, form).float()
     except refusals as reason:

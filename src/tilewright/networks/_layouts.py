@@ -9,7 +9,7 @@ Both layouts offer
     ``padded(x)``: tokens [..., *] by image and position [B, L, *]; positions without a token hold finite values.
     ``put(x, position, y)``: tokens x [..., C] with the one at position int64 [B] of its image replaced by y [B, C], in
         place.
-    ``pack(x, keep, capacity)``: the tokens that are kept, bool [B, L], as a packing of `tilewright.ragged`.
+    ``pack(x, keep, capacity)``: the tokens that are kept, bool [B, L], as a packing of `tilewright.packed.pack`.
     ``first(x)``: the class tokens, [B, *].
     ``check()``: raise `PatternError` when the tokens were more than the layout could hold; waits for the device.
     ``choice``: of a layout that a pruning made, the `pruners.Choice` by which the network made it.
@@ -20,8 +20,8 @@ None but `check` waits for the device.
 import torch
 import torch.nn.functional as F
 
-from tilewright import ragged
 from tilewright.core.errors import PatternError
+from tilewright.packed import pack as ragged
 from tilewright.torch_attention import ALIGNED
 
 
@@ -95,7 +95,7 @@ class Rectangle:
 
 
 class Packed:
-    """Tokens [capacity, C], image after image, as a packing of `tilewright.ragged` has them."""
+    """Tokens [capacity, C], image after image, as a packing of `tilewright.packed.pack` has them."""
 
     def __init__(self, packing, length, even=False):
         """packing: with ``starts`` int32 [B + 1] on the device. length: a bound of the tokens of an image. even: each

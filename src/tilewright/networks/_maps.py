@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import library, nn
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import operators, sides
 from tilewright.core.errors import ConfigError
 from tilewright.networks import _sites
@@ -278,7 +278,7 @@ def run(operator, arguments, form):
 
 def forms(name, device):
     """``{name of a form: form}`` of the kernels that the target of `device` has for an operator."""
-    module = targets.maps(device.type)
+    module = devices.maps(device.type)
     return {} if module is None else {str(form): form for form in module.FORMS[name]}
 
 
@@ -288,7 +288,7 @@ def _launched(name):
     def launch(*arguments):
         *arguments, form = arguments
         device = next(x.device for x in arguments if isinstance(x, torch.Tensor))
-        return getattr(targets.maps(device.type), name)(*arguments, forms(name, device)[form])
+        return getattr(devices.maps(device.type), name)(*arguments, forms(name, device)[form])
 
     return launch
 

@@ -5,7 +5,12 @@ import msgspec
 from tilewright.core import registry
 
 # What checks and lists names does not run: who makes plans lists what they enter, see `Plans.entered`.
-APART = ("tilewright.blocks", "tilewright.blocks.tiles", "tilewright.reorder", "tilewright.schedule.search")
+APART = (
+    "tilewright.attention.blocks",
+    "tilewright.attention.blocks.tiles",
+    "tilewright.attention.reorder",
+    "tilewright.attention.schedule.search",
+)
 
 
 class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,9 +27,9 @@ class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self):
         """Raise `UnknownNameError` or `TileError` for a name that is none."""
-        from tilewright import reorder
-        from tilewright.blocks.tiles import parse
-        from tilewright.schedule.search import NAMES as SOLVERS
+        from tilewright.attention import reorder
+        from tilewright.attention.blocks.tiles import parse
+        from tilewright.attention.schedule.search import NAMES as SOLVERS
 
         registry.check("order", self.reorder, reorder.NAMES)
         registry.check("solver", self.solver, SOLVERS)
@@ -34,6 +39,6 @@ class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def entered(self):
         """Dotted names of the modules that are entered by these names."""
-        from tilewright.schedule.search import entered
+        from tilewright.attention.schedule.search import entered
 
-        return [f"tilewright.reorder.{self.reorder}", *entered(self.solver)]
+        return [f"tilewright.attention.reorder.{self.reorder}", *entered(self.solver)]

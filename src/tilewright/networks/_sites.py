@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import apart, transforms
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.registry import member
@@ -281,7 +281,7 @@ def compared(device):
 # Compiled code asks, too, and imports nothing.
 @torch.compiler.assume_constant_result
 def _compared(kind):
-    return kind not in targets.NAMES or not targets.facts(kind).CUDA
+    return kind not in devices.NAMES or not devices.facts(kind).CUDA
 
 
 def _recorded(q, k, v, tables):

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright import pruners, ragged
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.registry import member
 from tilewright.models import deit as pattern
 from tilewright.networks import _precision, _sites, _vit
 from tilewright.networks import batching as batchings
 from tilewright.networks._layouts import Rectangle
+from tilewright.packed import pack, pruners
 
 EXCHANGED = batchings
 # The names of `transformers`, saved and of a model of version 5, and the official ones. One after the other.
@@ -229,7 +229,7 @@ class Network(nn.Module):
         self._check_mixed(images)
         tokens = [self._embedded(each[None])[0] for each in images]
         lengths = [len(each) for each in tokens]
-        packing = ragged.pack_lengths(torch.tensor(lengths, dtype=torch.int64, device=tokens[0].device))
+        packing = pack.pack_lengths(torch.tensor(lengths, dtype=torch.int64, device=tokens[0].device))
         x = torch.cat(tokens)
         for block in self.blocks:
             x = x + block.attn.proj(packing.attend(*block.attn.split(block.norm1(x))).flatten(-2))

@@ -4,7 +4,7 @@ Which patches stay is known only once the image has been seen, so there is no pl
 others, and those that an image keeps attend to each other: a batch is block diagonal, a block for each image.
 
     ``native``: as published, kept tokens are gathered, best first, and attend by torch's dense attention.
-    ``tilewright``: kept tokens are packed in their own order, once per pruning, and attend by `tilewright.ragged`.
+    ``tilewright``: kept tokens are packed in their own order, once per pruning, and attend by `tilewright.packed.pack`.
     ``dense``: all tokens stay to the end, as in training; pruned ones are hidden from the others by a mask.
     ``flex``: the same through compiled FlexAttention, which reads who is kept; compiled once per shape.
     ``full``: all tokens stay to the end, and none is hidden: another network, without pruning.
@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright import ragged
 from tilewright.core.errors import ConfigError
 from tilewright.models import dynamicvit as pattern
 from tilewright.networks import _precision, _pruned, _sites, _vit, attentions
-from tilewright.pruners._predictor import Predictor
+from tilewright.packed import pack
+from tilewright.packed.pruners._predictor import Predictor
 
 EXCHANGED = attentions
 
@@ -163,8 +163,8 @@ def _gather(x, places):
 
 def _pack(x, keep, count):
     """Those of the tokens x [B, N, C] that are in keep [B, N], `count` of each image: ``([B, count, C], attend)``."""
-    packing = ragged.pack(keep, len(x) * count)
-    recorded = ragged.differentiates(x.device)
+    packing = pack.pack(keep, len(x) * count)
+    recorded = pack.differentiates(x.device)
     gather, attend_packed = (
         call if recorded else partial(_sites.without_backward, call) for call in (packing.gather, packing.attend)
     )

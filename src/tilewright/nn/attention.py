@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tilewright.attention.masks import Bias
 from tilewright.core import apart, arguments, operators, precision
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.provenance import sha256_arrays
@@ -16,7 +17,6 @@ from tilewright.networks import _sites
 from tilewright.networks._plans import Plans
 from tilewright.networks.attentions import tilewright as planning
 from tilewright.nn import patterns
-from tilewright.targets.masks import Bias
 
 # Multiple of the head dims that every executor has.
 HEAD_DIM_STEP = 8

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright import patterns
+from tilewright.attention import patterns
 from tilewright.core import arguments
 from tilewright.core.errors import ConfigError, PatternError, TilewrightError, UnknownNameError
 from tilewright.graph import Graph

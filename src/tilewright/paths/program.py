@@ -15,14 +15,14 @@ from time import perf_counter
 
 import numpy as np
 
+from tilewright import milp
 from tilewright.core import registry
 from tilewright.core.errors import SolverError
+from tilewright.milp import Model
 from tilewright.networks.path import Path
 from tilewright.paths import exhaustive, space
 from tilewright.paths.accuracy import Losses
 from tilewright.paths.latency import Latency
-from tilewright.schedule import solvers
-from tilewright.schedule.solvers import Model
 
 # Losses beyond the least that count as the least, and microseconds that count as none.
 SAME, SAME_US = 1e-9, 1e-6
@@ -289,7 +289,7 @@ def _record(cost, rows, lower, integers, names):
 
 def _point(program, solver, time_limit_s):
     """The optimum, its binaries rounded, or None where there is none. Raises `SolverError` otherwise."""
-    member = registry.member(solvers.__name__, "solver", solver, solvers.NAMES)
+    member = registry.member(milp.__name__, "solver", solver, milp.NAMES)
     found = member.solve(program, time_limit_s=time_limit_s, gap=0.0, seed=0, threads=1)
     if found.status == "infeasible":
         return None

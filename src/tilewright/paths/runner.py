@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import _internals, arguments, weight_files
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.paths.calls import Calls, samples
@@ -173,6 +173,6 @@ def _facts(network):
     return {
         "network": import_module(type(network).__module__).name(network.options),
         "checkpoint": weights,
-        "device": targets.describe(weight.device.type)["name"],
+        "device": devices.describe(weight.device.type)["name"],
         "dtype": str(weight.dtype).removeprefix("torch."),
     }

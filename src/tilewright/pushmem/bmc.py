@@ -13,12 +13,12 @@ from functools import cache
 
 import numpy as np
 
-from tilewright.configure import btor2, modular, query
-from tilewright.configure.example import Example
-from tilewright.configure.objectives import Choice, Choices, Least
-from tilewright.configure.system import Node
 from tilewright.core.errors import SolverError
 from tilewright.pushmem import parts, recurrence, rtl
+from tilewright.pushmem.configure import btor2, modular, query
+from tilewright.pushmem.configure.example import Example
+from tilewright.pushmem.configure.objectives import Choice, Choices, Least
+from tilewright.pushmem.configure.system import Node
 from tilewright.pushmem.settings import CYCLE, CYCLE_BITS
 from tilewright.pushmem.streams import ANY
 

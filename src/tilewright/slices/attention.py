@@ -9,9 +9,9 @@ from tilewright.core import _internals, arguments
 from tilewright.core.caches import Recent
 from tilewright.core.errors import PatternError, Unavailable
 from tilewright.core.operators import watched
+from tilewright.devices import qkv
 from tilewright.slices import operators
 from tilewright.slices.layout import OVERFLOW, SliceLists, check_lengths, check_tokens
-from tilewright.targets import qkv
 from tilewright.torch_attention import kernels
 
 # Dense kernels of a GPU, the fastest first: cuDNN's is 1.75 times as fast as FlashAttention-2 on an H200.

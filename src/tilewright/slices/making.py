@@ -8,9 +8,9 @@ from torch import Tensor
 from tilewright.core import arguments
 from tilewright.core.errors import PatternError
 from tilewright.core.operators import watched
-from tilewright.predictors.given import of_function
 from tilewright.slices import operators
 from tilewright.slices.layout import INVALID, STEP, Layout, SliceLists, check_lengths, make_layout, rounded, with_tails
+from tilewright.slices.predictors.given import of_function
 
 
 def from_indices(
@@ -121,7 +121,7 @@ def from_mask_mod(
     """Lists of the keys that any query of a group may see, by a mask function as FlexAttention takes it.
 
     mask_mod: ``mask_mod(b, h, query, key) -> bool`` of int64 tensors that broadcast, evaluated on `device`, see
-    `predictors.given.of_function`. shape: (N_q, N_k). The other arguments are as in `from_mask`. All queries of a group
+    `slices.predictors.given.of_function`. shape: (N_q, N_k). The other arguments are as in `from_mask`. All queries of a group
     attend to the keys of its list.
     """
     if not callable(mask_mod):

@@ -11,15 +11,15 @@ from importlib import import_module
 import torch
 from torch import Tensor, library
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import operators as _first  # noqa: F401  defines the library that a fragment is added to
 from tilewright.core import transforms
 from tilewright.core.errors import DeviceError
+from tilewright.devices import qkv
 from tilewright.slices.layout import STATE, Layout
-from tilewright.targets import qkv
 
 # Modules of the targets that run slices, by torch's name of their device.
-EXECUTORS = {kind: targets.modules(kind, "slices")[-1] for kind in targets.slicing()}
+EXECUTORS = {kind: devices.modules(kind, "slices")[-1] for kind in devices.slicing()}
 
 _LIBRARY = library.Library("tilewright", "FRAGMENT")
 

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tilewright import predictors, targets
+from tilewright import devices
 from tilewright.core import arguments
 from tilewright.core.caches import Recent
 from tilewright.core.errors import ConfigError, DeviceError, PatternError
 from tilewright.core.operators import watched
-from tilewright.predictors.given import of_function
-from tilewright.slices import operators
+from tilewright.slices import operators, predictors, selection
 from tilewright.slices.attention import check_scale, check_tensors
 from tilewright.slices.layout import (
     STEP,
@@ -28,10 +27,10 @@ from tilewright.slices.layout import (
     make_layout,
     share_of,
 )
-from tilewright.targets import selection
+from tilewright.slices.predictors.given import of_function
 
 # Modules of the targets that choose keys, by torch's name of their device.
-SELECTIONS = {kind: targets.modules(kind, "slice_selection")[-1] for kind in targets.slicing()}
+SELECTIONS = {kind: devices.modules(kind, "slice_selection")[-1] for kind in devices.slicing()}
 # Keys of a list at least, unless fewer are asked for.
 LEAST = 64
 
@@ -61,7 +60,7 @@ def predict(
     q [B, H, N_q, D], k [B, H, N_k, D]: as `attend` takes them. budget: room for keys in a list, a share of all in
     (0, 1]. Lists are never cut: where one of `mass` or `threshold` does not fit, every result is NaN, and
     `SliceLists.check` says which budget holds all; a `keep` beyond the room is refused. by: a predictor, see
-    `tilewright.predictors`; settings: what that lets a user choose, such as ``pool=32``. rows: queries of a group.
+    `tilewright.slices.predictors`; settings: what that lets a user choose, such as ``pool=32``. rows: queries of a group.
     width: shares are summed over aligned runs of so many keys, which are listed whole.
 
     These say which keys a group lists, up to an eighth of an octave of their share of its attention:
@@ -130,7 +129,7 @@ def predict(
     return SliceLists(layout, *made, lengths=lengths)
 
 
-# Calls that were taken down, by their arguments but tensors: pairs of a layout and a replay, see `targets.selection`.
+# Calls that were taken down, by their arguments but tensors: pairs of a layout and a replay, see `slices.selection`.
 # Arguments, and layouts of tensors for each, that are kept.
 _REPLAYS = Recent(256, 8)
 
@@ -212,7 +211,7 @@ def _recorded(layout, q, k, lse, mask, lengths, by, stated, mass, keep, threshol
 
 @lru_cache(64)
 def _recorder(device):
-    """What takes down a call's launches on a device, see `targets.selection`; None where there is nothing to gain."""
+    """What takes down a call's launches on a device, see `slices.selection`; None where there is nothing to gain."""
     return getattr(import_module(SELECTIONS[device.type]), "recorded", None) if device.type in SELECTIONS else None
 
 

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from tilewright.core.operators import watched
+from tilewright.devices import qkv
 from tilewright.slices import operators
 from tilewright.slices.attention import biased, check_kinds, check_scale, left_out
 from tilewright.slices.layout import SliceLists, check_inputs, with_tails
-from tilewright.targets import qkv
 
 # Pairs of a group and a key that are worked on at a time: 128 MB of two bytes each.
 _PAIRS = 1 << 26

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tilewright import predictors
+from tilewright.slices import predictors
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 # Attention that lists are to hold where nothing is stated, and the share of the keys that they hold at most.

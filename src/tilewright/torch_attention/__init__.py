@@ -8,7 +8,7 @@ graphs as block-sparse kernels take them. Importing the package does not import 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core.errors import Unavailable
 
 # Rows of a mask are that many values apart on a GPU: kernels copy, in each call, what is not aligned.
@@ -26,5 +26,5 @@ class Ready:
 
 def need_gpu(device):
     """Raise `Unavailable` unless `device` is a GPU."""
-    if not targets.facts(device).CUDA:
+    if not devices.facts(device).CUDA:
         raise Unavailable(f"runs on an NVIDIA GPU only, found {device}")

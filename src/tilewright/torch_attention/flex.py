@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import _internals, timing
 from tilewright.core.errors import Unavailable
 from tilewright.torch_attention import Ready, patterns, wide
@@ -64,7 +64,7 @@ def prepare(graph, *, max_bytes, dtype=torch.float32, device="cpu", variant=VARI
     """
     need_compiler(device)
     block, split, tuned = _FORMS[variant]
-    gpu = targets.facts(device).CUDA
+    gpu = devices.facts(device).CUDA
     if tuned and not gpu:
         # There is one choice on a CPU, whose tiles are the mask's blocks (`_inductor/kernel/flex/flex_cpu.py`).
         raise Unavailable(f"torch tunes FlexAttention on a GPU only, found {device}")
@@ -139,7 +139,7 @@ def _blocks(graph, block, tuned, mask_mod, bias, device):
     tables = [table for kind in found for table in patterns.listed(kind, device)]
     mask = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=graph.shape)
     # On a GPU a tile may be larger than a block of less than the default size, unless stated.
-    options = {"BLOCK_M": block, "BLOCK_N": block} if targets.facts(device).CUDA and block < BLOCK else None
+    options = {"BLOCK_M": block, "BLOCK_N": block} if devices.facts(device).CUDA and block < BLOCK else None
     # Made once: that takes the host as long as a small pattern takes a GPU. fullgraph: past the limit an error, where
     # otherwise torch would run without compiling. ASSUME: torch tunes for a mask of its own, of full blocks.
     limit = _internals.recompile_limit(COMPILATIONS)
@@ -189,5 +189,5 @@ def _arithmetic(of_query, of_key, reach):
 
 def need_compiler(device="cpu"):
     """Raise `Unavailable` unless torch can compile for `device`: for a CPU it needs a C++ compiler that works."""
-    if not targets.facts(device).CUDA and (why := _internals.missing_compiler()) is not None:
+    if not devices.facts(device).CUDA and (why := _internals.missing_compiler()) is not None:
         raise Unavailable(f"no C++ compiler to compile FlexAttention with: {why}")

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core.errors import Unavailable
 from tilewright.torch_attention import ALIGNED, Ready, need_gpu
 
@@ -16,7 +16,7 @@ def prepare(graph, *, dtype, max_bytes, device, variant="torch", **_):
     """Attention with a mask in `dtype` (a boolean one is converted in every call); see `flex.prepare`."""
     if variant == "cudnn":
         need_gpu(device)
-    width = -(-graph.n_cols // ALIGNED) * ALIGNED if targets.facts(device).CUDA else graph.n_cols
+    width = -(-graph.n_cols // ALIGNED) * ALIGNED if devices.facts(device).CUDA else graph.n_cols
     size = graph.n_rows * width * dtype.itemsize
     if size > max_bytes:
         raise Unavailable(f"the dense mask takes {size:,} bytes; at most {max_bytes:,} are allowed")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core.errors import Unavailable
 from tilewright.graph import take_rows
 from tilewright.torch_attention import ALIGNED, Ready
@@ -57,7 +57,7 @@ def attending(graph, rows, dtype, device, bias=None):
     if bias is not None or np.diff(graph.indptr)[graph.row_id[rows]].min() < graph.n_cols:
         heads = 1 if bias is None else len(bias.table)
         # A GPU's kernels copy, in each call, what is not aligned.
-        width = -(-graph.n_cols // ALIGNED) * ALIGNED if targets.facts(device).CUDA else graph.n_cols
+        width = -(-graph.n_cols // ALIGNED) * ALIGNED if devices.facts(device).CUDA else graph.n_cols
         indptr, keys = take_rows(graph.indptr, graph.indices, graph.row_id[rows])
         at = torch.from_numpy(np.repeat(np.arange(len(rows)), np.diff(indptr))).to(device)
         keys = torch.from_numpy(keys.astype(np.int64)).to(device)

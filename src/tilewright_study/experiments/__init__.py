@@ -44,7 +44,7 @@ from importlib import import_module
 
 import msgspec
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import provenance, registry
 from tilewright.core.errors import ConfigError
 
@@ -157,7 +157,7 @@ def modules(name, rows, device):
     """Dotted names of all modules that `rows` of an experiment depend on, see the contract; sorted."""
     module = member(name)
     found = {entered for row in rows for entered in module.modules(row, device)}
-    return sorted({module.__name__, _runner(module), *targets.modules(device), *found})
+    return sorted({module.__name__, _runner(module), *devices.modules(device), *found})
 
 
 def code(name, rows, device):

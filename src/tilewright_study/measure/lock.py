@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core.errors import DeviceError
 
 # Seconds between two attempts.
@@ -31,10 +31,10 @@ def exclusive(kind):
     ASSUME: all who time on the machine see the same `FOLDER`. Raises `DeviceError` where there is no such device, or
     its lock cannot be opened.
     """
-    if kind not in targets.NAMES or not targets.facts(kind).EXCLUSIVE:
+    if kind not in devices.NAMES or not devices.facts(kind).EXCLUSIVE:
         yield
         return
-    facts = targets.facts(kind)
+    facts = devices.facts(kind)
     names = facts.available()
     # One of those that wait for the same devices looks for a free one, the others wait for it: none waits for ever.
     digest = hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:12]

@@ -4,7 +4,7 @@ import shlex
 
 import msgspec
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import weight_files
 from tilewright.core.errors import ArtifactError, Unavailable
 from tilewright_study import sections
@@ -47,7 +47,7 @@ def arguments(weights, config):
     options = [shlex.quote(f"{key}={value}") for key, value in weights.options.items()]
     recipe = [] if weights.recipe is None else ["--recipe", shlex.quote(msgspec.json.encode(weights.recipe).decode())]
     stated = ["--set", *options] if options else []
-    compiled = ["--compiled"] if targets.facts(config.device).GPU_TIMER else []
+    compiled = ["--compiled"] if devices.facts(config.device).GPU_TIMER else []
     return ["--network", weights.network, *recipe, "--device", config.device, *compiled, *stated]
 
 
@@ -90,7 +90,7 @@ def maps(weights, layers, noise, grid, order, *, device, dtype, seed):
     from tilewright_study.experiments.slices import run
     from tilewright_study.scenes import captured
 
-    place = targets.facts(device).TORCH_DEVICE
+    place = devices.facts(device).TORCH_DEVICE
     network, origin = load(weights, place)
     clean = captured.photographs(grid, seed=seed, device=place) if origin["maps"] == "trained" else None
     chosen = captured.spread(network.options.depth, layers)
@@ -104,4 +104,4 @@ def absent(weights, grid, reason, how):
     from tilewright_study.measure.rows import machine, now
 
     known = {"network": weights.network, "grid": "x".join(map(str, grid)), "dtype": how.dtype, "time": now()}
-    return known | machine(targets.describe(how.device)) | {"status": "skipped", "reason": str(reason)}
+    return known | machine(devices.describe(how.device)) | {"status": "skipped", "reason": str(reason)}

@@ -5,7 +5,8 @@ import io
 
 import numpy as np
 
-from tilewright import blocks, graph, profile, schedule
+from tilewright import graph
+from tilewright.attention import blocks, profile, schedule
 from tilewright.core.errors import ArtifactError
 from tilewright_study.figures import _style
 from tilewright_study.tables import _read

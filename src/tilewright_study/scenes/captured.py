@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core.errors import ConfigError
 from tilewright.models import wan as pattern
 from tilewright.networks import _flow
@@ -63,7 +63,7 @@ def tokens(network, grid: Sequence[int], noise: float, layers: Sequence[int], *,
         if layer in layers:
             found[layer] = q, k, v
 
-    with torch.autocast(device.type, torch.bfloat16, enabled=targets.facts(device.type).CUDA):
+    with torch.autocast(device.type, torch.bfloat16, enabled=devices.facts(device.type).CUDA):
         if clean is None:
             velocity, _ = _flow.guided(dense, None, None, None)
             levels = torch.linspace(1, noise, STEPS + 1, dtype=torch.float64)

@@ -4,11 +4,11 @@ import itertools
 import sys
 from pathlib import Path
 
-from tilewright import blocks as blocks_file
+from tilewright import devices
 from tilewright import graph as graph_file
-from tilewright import profile as profile_file
-from tilewright import schedule as schedule_file
-from tilewright import targets
+from tilewright.attention import blocks as blocks_file
+from tilewright.attention import profile as profile_file
+from tilewright.attention import schedule as schedule_file
 from tilewright.core import artifacts, progress
 from tilewright.core.errors import ArtifactError, ConfigError, DeviceError
 from tilewright_study.measure import lock
@@ -97,7 +97,7 @@ class _Inputs:
 def _loaded(path, inputs, stated, options):
     """``(schedule, blocks, name of its tile set, Tokens)`` of the schedule at `path`."""
     schedule = schedule_file.read(path)
-    if schedule.device_id != targets.device_id(targets.describe(options["device"])):
+    if schedule.device_id != devices.device_id(devices.describe(options["device"])):
         raise DeviceError(
             f"{path}: made for another device ({schedule.device_id}); profile and solve again on this one"
         )

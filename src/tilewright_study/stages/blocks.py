@@ -1,8 +1,8 @@
 """Stage T2 on files: an ordered graph in, its blocks of one tile out."""
 
-from tilewright import blocks as blocks_file
 from tilewright import graph as graph_file
-from tilewright.blocks import tiles
+from tilewright.attention import blocks as blocks_file
+from tilewright.attention.blocks import tiles
 from tilewright.core import provenance
 
 

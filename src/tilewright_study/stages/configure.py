@@ -90,7 +90,7 @@ def read(stream, component, tile):
 
 
 def _design(system, solved_for, example, verify, limit_s, output):
-    from tilewright.configure import design
+    from tilewright.pushmem.configure import design
 
     if solved_for is None or example is None:
         raise ConfigError("--system: expected --solve and --example beside it")

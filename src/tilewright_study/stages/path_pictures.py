@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import artifacts
 from tilewright_study import experiments
 from tilewright_study.cli import settings
@@ -30,7 +30,7 @@ def run(case, table, output, device, stated):
     from tilewright_study.scenes import sources
 
     chosen = experiments.parse("paths", settings(stated))
-    place = targets.facts(device).TORCH_DEVICE
+    place = devices.facts(device).TORCH_DEVICE
     rows = front([entry for entry in tables.read(table) if entry.rung == chosen.rungs[0]])
     kept = [rows[at] for at in np.linspace(len(rows) - 1, 0, min(PATHS, len(rows))).round().astype(int)]
     source = scenes.create(chosen.data)
@@ -47,7 +47,7 @@ def run(case, table, output, device, stated):
     pictures = ((images * deviation + mean) * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
     arrays = {"pictures": pictures, "labels": labels, "seen": torch.stack(seen, 1).byte()}
     header = {
-        "device": targets.describe(device)["name"],
+        "device": devices.describe(device)["name"],
         "network": case,
         "classes": list(source.classes),
         "paths": [entry.path for entry in kept],

@@ -1,11 +1,11 @@
 """Stage T3 on files: blocks in, profiles out."""
 
-from tilewright import blocks as blocks_file
-from tilewright import profile as profile_file
-from tilewright import targets
+from tilewright import devices
+from tilewright.attention import blocks as blocks_file
+from tilewright.attention import profile as profile_file
+from tilewright.attention.measure import measure
 from tilewright.core import progress, provenance
 from tilewright.core.errors import ConfigError
-from tilewright.targets.measure import measure
 from tilewright_study.measure import lock
 
 
@@ -28,7 +28,7 @@ def run(blocks, output, heads, head_dim, dtype, device, split_keys, seed):
             "stage": "profile",
             "parameters": options | {"device": device},
             "inputs": {str(source): provenance.sha256_file(source)},
-            "code": provenance.code_digest("tilewright.targets.measure", *targets.modules(device, "probe")),
+            "code": provenance.code_digest("tilewright.attention.measure", *devices.modules(device, "probe")),
             "versions": provenance.versions("torch", "triton", "numpy"),
         }
         profile_file.save(path, profile, made_by)

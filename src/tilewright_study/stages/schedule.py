@@ -3,12 +3,12 @@
 import sys
 from contextlib import nullcontext
 
-from tilewright import blocks as blocks_file
-from tilewright import profile as profile_file
-from tilewright import targets
+from tilewright import devices
+from tilewright.attention import blocks as blocks_file
+from tilewright.attention import profile as profile_file
+from tilewright.attention.schedule import Skipped, save, search, solve
 from tilewright.core import progress, provenance, registry
 from tilewright.core.errors import ArtifactError, ConfigError, SolverUnavailableError
-from tilewright.schedule import Skipped, save, search, solve
 
 
 def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, rounds, max_tile_kinds, output):
@@ -23,7 +23,7 @@ def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, roun
     objective = search.objective_of(solver, objective)
     covers, profiles = _load(blocks, profile)
     device = next(iter(profiles.values())).device
-    limits = targets.limits(device, rounds=rounds, max_tile_kinds=max_tile_kinds)
+    limits = devices.limits(device, rounds=rounds, max_tile_kinds=max_tile_kinds)
     settings = {"time_limit_s": time_limit, "gap": gap, "seed": seed, "threads": threads}
     paths = dict(zip(covers, zip(blocks, profile, strict=True), strict=True))
     with nullcontext() if solver in search.HEURISTICS else progress.within(solver, time_limit) as show:

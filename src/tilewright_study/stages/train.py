@@ -4,7 +4,7 @@ from time import perf_counter
 
 import msgspec
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import artifacts
 from tilewright.core.errors import ConfigError
 
@@ -36,8 +36,8 @@ def run(
         chosen = _changed(chosen, stages=[stage])
     if seed is not None:
         chosen = _changed(chosen, seed=seed)
-    targets.describe(device)
-    place = targets.facts(device).TORCH_DEVICE
+    devices.describe(device)
+    place = devices.facts(device).TORCH_DEVICE
     source = _source(data)
     family, options = networks.parse(network)
     made = networks.create(family, seed=chosen.seed, num_classes=len(source.classes), **options)

@@ -5,7 +5,7 @@ import io
 
 import msgspec
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import artifacts
 from tilewright.core.errors import ConfigError
 
@@ -28,8 +28,8 @@ def run(
     from tilewright_study import scenes
     from tilewright_study.training import classification
 
-    targets.describe(device)
-    place, source = targets.facts(device).TORCH_DEVICE, scenes.create(SOURCE)
+    devices.describe(device)
+    place, source = devices.facts(device).TORCH_DEVICE, scenes.create(SOURCE)
     family, options = networks.parse(network, {"num_classes": len(scenes.create(SOURCE).classes)})
     if family != "deit":
         raise ConfigError(f"network: expected one of the family deit, found {network}")

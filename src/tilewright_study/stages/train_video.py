@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from tilewright import targets
+from tilewright import devices
 from tilewright_study.cli import settings
 
 # Clips of the sheet: drawn ones and sampled ones of each stage, frames of a clip, and pixels of a row.
@@ -28,8 +28,8 @@ def run(network, output, losses, samples, device, recipe, seed, limit_s, compile
     chosen = video.TINY if recipe is None else video.read_recipe(recipe)
     if seed is not None:
         chosen = msgspec.structs.replace(chosen, seed=seed)
-    targets.describe(device)
-    place = targets.facts(device).TORCH_DEVICE
+    devices.describe(device)
+    place = devices.facts(device).TORCH_DEVICE
     made = networks.create_video(network, seed=chosen.seed, **settings(set)).to(place)
 
     def latents(*arguments):

@@ -2,14 +2,14 @@
 
 import sys
 
-from tilewright import blocks as blocks_file
+from tilewright import devices
 from tilewright import graph as graph_file
-from tilewright import profile as profile_file
-from tilewright import schedule as schedule_file
-from tilewright import targets
+from tilewright.attention import blocks as blocks_file
+from tilewright.attention import profile as profile_file
+from tilewright.attention import schedule as schedule_file
+from tilewright.attention.schedule import Skipped
 from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, DeviceError
-from tilewright.schedule import Skipped
 from tilewright_study.measure import lock
 
 
@@ -22,7 +22,7 @@ def run(schedule, graph, blocks, profile, seed, output):
     """
     import torch
 
-    from tilewright.targets import tuning
+    from tilewright.attention import tuning
 
     covers = {found.tile.name: found for found in map(blocks_file.load, blocks)}
     profiles = {found.tile: found for found in map(profile_file.load, profile)}
@@ -34,7 +34,7 @@ def run(schedule, graph, blocks, profile, seed, output):
     first = next(iter(profiles.values()))
     kind = first.device["kind"]
     with lock.exclusive(kind):
-        if first.device_id != targets.device_id(targets.describe(kind)):
+        if first.device_id != devices.device_id(devices.describe(kind)):
             raise DeviceError(f"made for another device ({first.device_id}); profile and solve again on this one")
         sizes = {"heads": first.heads, "head_dim": first.head_dim, "dtype": getattr(torch, first.dtype)}
         best = tuning.fastest(found, covers, graph_file.load(graph), **sizes, device=kind, seed=seed)
@@ -42,7 +42,7 @@ def run(schedule, graph, blocks, profile, seed, output):
         "stage": "tune",
         "parameters": {"seed": seed},
         "inputs": {str(path): provenance.sha256_file(path) for path in [graph, *blocks, *profile, *schedule]},
-        "code": provenance.code_digest("tilewright.targets.tuning", *targets.modules(kind, "executor")),
+        "code": provenance.code_digest("tilewright.attention.tuning", *devices.modules(kind, "executor")),
         "versions": provenance.versions("torch", "triton", "numpy"),
     }
     schedule_file.save(output, best, made_by)

@@ -5,7 +5,7 @@ import math
 import msgspec
 import numpy as np
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import artifacts
 from tilewright.core.errors import Unavailable
 from tilewright_study import experiments
@@ -40,9 +40,9 @@ def run(case, output, device, seed, stated):
     from tilewright_study.scenes import captured, clips, planted
 
     chosen = experiments.parse("video", settings(stated))
-    targets.describe(device)
-    place = targets.facts(device).TORCH_DEVICE
-    header = {"device": targets.describe(device)["name"], "mass": MASS, "noise": NOISE, "reason": ""}
+    devices.describe(device)
+    place = devices.facts(device).TORCH_DEVICE
+    header = {"device": devices.describe(device)["name"], "mass": MASS, "noise": NOISE, "reason": ""}
     weights = chosen.weights
     name = case if weights is None else weights.network
     _, options = networks.parse_video(name, {} if weights is None else weights.options)
@@ -80,7 +80,7 @@ def run(case, output, device, seed, stated):
     size = network.options.latents[1:]
     rows = {"as drawn": clips.latents([seed], *size, split="test", device=place)[0]}
     for label, attention in chosen.attention.items():
-        with torch.autocast(torch.device(place).type, torch.bfloat16, enabled=targets.facts(device).CUDA):
+        with torch.autocast(torch.device(place).type, torch.bfloat16, enabled=devices.facts(device).CUDA):
             sampled = _video.exchanged(network, attention, chosen.sampler).sample(steps=chosen.sampler, seed=seed)
         rows[label] = sampled.latents[0]
     arrays |= {f"clips.{at}": _small(clips.frames(latent, FRAMES)) for at, latent in enumerate(rows.values())}

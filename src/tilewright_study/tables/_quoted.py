@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import cache, partial
 from pathlib import Path
 
-from tilewright import reorder
+from tilewright.attention import reorder
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
 from tilewright_study.experiments.attention import table_policy_summary, table_speedup

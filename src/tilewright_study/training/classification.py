@@ -15,7 +15,7 @@ import msgspec
 import torch
 import torch.nn.functional as F
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core.errors import ConfigError
 from tilewright_study.training import _attention, states
 from tilewright_study.training._pace import Pace, rate
@@ -180,7 +180,7 @@ def _run(state, source, recipe, loss_of, pace, first, path, show):
             loss.backward()
             state.take(recipe.rate * rate(share, recipe.warm_up), loss, *numbers)
             pace.step += 1
-            if targets.facts(device.type).GPU_TIMER:
+            if devices.facts(device.type).GPU_TIMER:
                 events.append(torch.cuda.Event())
                 events[-1].record()
                 if len(events) > AHEAD:
@@ -264,7 +264,7 @@ def _check(network, source):
 
 
 def _products(images):
-    return torch.autocast(images.device.type, torch.bfloat16, enabled=targets.facts(images.device.type).CUDA)
+    return torch.autocast(images.device.type, torch.bfloat16, enabled=devices.facts(images.device.type).CUDA)
 
 
 class _Told:

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import _internals, artifacts, checkpoints
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import segformer as pattern
@@ -266,7 +266,7 @@ class _Step:
         self.network, self.source, self.recipe, self.compiled = network, source, recipe, compiled
         self.device = next(network.parameters()).device
         # A GPU computes in 16 bits, and the host runs ahead of it.
-        self.lowered = targets.facts(self.device.type).CUDA
+        self.lowered = devices.facts(self.device.type).CUDA
         self.dtype = torch.bfloat16 if self.lowered else torch.float32
         self.labelled = torch.compile(self._labelled, dynamic=False) if compiled else self._labelled
         self.smallest = _smallest(network, recipe.paths) if recipe.paths else None

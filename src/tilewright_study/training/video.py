@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import wan as pattern
@@ -191,7 +191,7 @@ def samples(network, stage, count, *, steps=50, seed=0):
     size = stage.frames, stage.height, stage.width
     # What was compiled was compiled for batches, and for gradients.
     eager = torch.compiler.set_stance("force_eager")
-    with torch.autocast(device, torch.bfloat16, enabled=targets.facts(device).CUDA), eager:
+    with torch.autocast(device, torch.bfloat16, enabled=devices.facts(device).CUDA), eager:
         found = network.sample(batch=count, shape=(pattern.CHANNELS, *size), steps=steps, shift=stage.shift, seed=seed)
     return found.latents
 
@@ -217,7 +217,7 @@ def _loss(network, clips, stage, seed, step):
     generator = torch.Generator(device).manual_seed(int(drawn.integers(2**62)))
     noise = torch.randn(clean.shape, generator=generator, device=device)
     point, velocity = _flow.noised(clean, noise, sigma)
-    with torch.autocast(device.type, torch.bfloat16, enabled=targets.facts(device.type).CUDA):
+    with torch.autocast(device.type, torch.bfloat16, enabled=devices.facts(device.type).CUDA):
         found = network(point, _flow.SCALE * sigma)
     loss = (found.float() - velocity).square().mean()
     return loss, velocity.var(unbiased=False)

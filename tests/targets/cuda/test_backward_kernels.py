@@ -16,12 +16,19 @@ from helpers import extremes, plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.gpu import cases
 from helpers.hopper import compiled
-from tilewright import models, reference, reorder
-from tilewright.blocks import tiles
+from tilewright import models, reference
+from tilewright.attention import reorder
+from tilewright.attention.blocks import tiles
+from tilewright.attention.cuda import (
+    backward,
+    backward_kernels,
+    bias_gradients,
+    config,
+    tile_lists,
+)
+from tilewright.attention.cuda import executor as cuda_executor
+from tilewright.attention.masks import Bias
 from tilewright.core.errors import DeviceError, PatternError
-from tilewright.targets.cuda import backward, backward_kernels, bias_gradients, config, tile_lists
-from tilewright.targets.cuda import executor as cuda_executor
-from tilewright.targets.masks import Bias
 
 H = 2
 needs_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="plans for a GPU are made on one")

@@ -14,21 +14,20 @@ from helpers import plans
 from helpers.direct import Kernel
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright import graph
-from tilewright.core import _internals
-from tilewright.core.errors import DeviceError
-from tilewright.targets.cuda import (
+from tilewright.attention.cuda import (
     backward,
     backward_kernels,
     bias_gradients,
     bias_kernels,
     bias_value_kernels,
-    launcher,
-    tape,
     tile_kernel,
 )
-from tilewright.targets.cuda import executor as cuda_executor
-from tilewright.targets.masks import Bias
-from tilewright.targets.units import Units
+from tilewright.attention.cuda import executor as cuda_executor
+from tilewright.attention.masks import Bias
+from tilewright.attention.units import Units
+from tilewright.core import _internals
+from tilewright.core.errors import DeviceError
+from tilewright.devices.cuda import launcher, tape
 
 H, D, T, N = 2, 32, 11, 60
 # Of so many tokens, one that sees all has lists of its own: two launches of each kernel, side by side.

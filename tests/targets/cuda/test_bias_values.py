@@ -20,18 +20,18 @@ from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.hopper import compiled
 from tilewright import reference
-from tilewright.core.errors import DeviceError
-from tilewright.targets.cuda import (
+from tilewright.attention.cuda import (
     backward,
     backward_kernels,
     bias_kernels,
     bias_value_kernels,
     bias_values,
-    launcher,
     tile_kernel,
 )
-from tilewright.targets.cuda import executor as cuda_executor
-from tilewright.targets.masks import Bias
+from tilewright.attention.cuda import executor as cuda_executor
+from tilewright.attention.masks import Bias
+from tilewright.core.errors import DeviceError
+from tilewright.devices.cuda import launcher
 
 H, D, T = 2, 32, 11
 needs_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs are captured on a GPU")
@@ -208,8 +208,8 @@ def planned(monkeypatch, allowed, bias):
     if DEVICE == "cpu":
         stand_in = SimpleNamespace(READS_TABLES=True)
         stand_in.prepare = lambda *a, **b: cuda_executor.prepare(*a, device=DEVICE, **b)
-        monkeypatch.setattr(tilewright.targets, "executor", lambda kind: stand_in)
-        monkeypatch.setattr(tilewright.targets, "backward", lambda kind: backward)
+        monkeypatch.setattr(tilewright.devices, "executor", lambda kind: stand_in)
+        monkeypatch.setattr(tilewright.devices, "backward", lambda kind: backward)
     return plan
 
 

@@ -14,27 +14,19 @@ import tilewright as tw
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
 from tilewright import __main__ as command
-from tilewright import blocks, graph, models, reorder, targets
-from tilewright.blocks import tiles, work
+from tilewright import devices, graph, models
+from tilewright.attention import blocks, measure, reorder
+from tilewright.attention.blocks import tiles, work
+from tilewright.attention.cuda import calibration, config, cost_model, forms, probe, tile_lists
+from tilewright.attention.cuda.cost import calibration_fit, calibration_points
+from tilewright.attention.cuda.cost.calibration_points import VARIANTS, Point, Setup
+from tilewright.attention.cuda.cost.record import Calibration, Kernel
+from tilewright.attention.cuda.cost_model import Launch
+from tilewright.attention.cuda.tile_lists import Item
+from tilewright.attention.measure import expected
 from tilewright.core import caches, provenance
 from tilewright.core.errors import DeviceError
 from tilewright.core.timing import time_gpu
-from tilewright.targets import measure
-from tilewright.targets.cuda import (
-    calibration,
-    calibration_fit,
-    calibration_points,
-    config,
-    cost_model,
-    forms,
-    probe,
-    tile_lists,
-)
-from tilewright.targets.cuda.calibration_points import VARIANTS, Point, Setup
-from tilewright.targets.cuda.calibration_record import Calibration, Kernel
-from tilewright.targets.cuda.cost_model import Launch
-from tilewright.targets.cuda.tile_lists import Item
-from tilewright.targets.measure import expected
 
 TILE = tiles.parse("64x1")
 DEVICE = {
@@ -214,7 +206,7 @@ def windows():
 
 
 def test_a_prediction_is_the_launch_of_all_items(monkeypatch, windows):
-    monkeypatch.setattr(targets, "describe", lambda kind: DEVICE)
+    monkeypatch.setattr(devices, "describe", lambda kind: DEVICE)
     options = {"heads": 6, "head_dim": 64, "dtype": "bfloat16", "split_keys": 512, "calibration": truth()}
     launch_us, tile_us, shapes = cost_model.predict(windows, **options)
     items = work.items(windows, 512)
@@ -230,7 +222,7 @@ def test_a_prediction_is_the_launch_of_all_items(monkeypatch, windows):
 
 
 def test_a_launch_that_takes_less_than_its_load_is_predicted_so(monkeypatch, windows):
-    monkeypatch.setattr(targets, "describe", lambda kind: DEVICE)
+    monkeypatch.setattr(devices, "describe", lambda kind: DEVICE)
     monkeypatch.setattr(cost_model, "makespan", lambda *arguments: 11.0)
     options = {"heads": 6, "head_dim": 64, "dtype": "bfloat16", "split_keys": 512, "calibration": truth()}
     _, tile_us, shapes = cost_model.predict(windows, **options)
@@ -255,7 +247,7 @@ def test_masks_apart_and_keys_out_of_reach_are_seen(windows):
 
 @pytest.mark.parametrize("kind, rank", [("band", tile_lists.INTERVALS), ("random", tile_lists.BYTES)])
 def test_masks_without_factors_are_predicted_as_they_run(monkeypatch, kind, rank):
-    monkeypatch.setattr(targets, "describe", lambda kind: DEVICE)
+    monkeypatch.setattr(devices, "describe", lambda kind: DEVICE)
     at, rng = np.arange(1024), np.random.default_rng(0)
     near = np.abs(at[:, None] - at) <= 64
     cover = blocks.extract(graph.from_pattern(near if kind == "band" else near & (rng.random(near.shape) < 0.5)), TILE)
@@ -295,7 +287,7 @@ def test_registers_are_those_of_a_quarter_of_a_multiprocessor():
 def made_up(monkeypatch, folder, gpu=lambda: MadeUp(SETUP)):
     """Make this machine one with a made-up GPU, and `folder` the cache."""
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(folder))
-    monkeypatch.setattr(targets, "describe", lambda kind: DEVICE)
+    monkeypatch.setattr(devices, "describe", lambda kind: DEVICE)
     monkeypatch.setattr(calibration, "_HELD", {})
     monkeypatch.setattr(calibration, "compile_ahead", lambda *arguments: None)
     monkeypatch.setattr(calibration, "Gpu", lambda tile, head_dim, dtype, form: gpu())
@@ -393,7 +385,7 @@ def test_another_device_driver_library_or_code_has_another_calibration(gpu, monk
     else:
         versions = DEVICE["versions"] | {change: "9.9"} if change in DEVICE["versions"] else DEVICE["versions"]
         other = {} if change in DEVICE["versions"] else {change: 4 if change == "multiprocessors" else "another"}
-        monkeypatch.setattr(targets, "describe", lambda kind: {**DEVICE, **other, "versions": versions})
+        monkeypatch.setattr(devices, "describe", lambda kind: {**DEVICE, **other, "versions": versions})
     changed = made_for()
     assert calibration.path_of(changed) != calibration.path_of(stated)
     calibration.of([TILE], 64, "bfloat16")
@@ -538,7 +530,7 @@ def test_profiles_are_predicted_where_there_is_a_cost_model(gpu, monkeypatch, wi
 def test_auto_takes_the_order_that_a_calibration_predicts_to_be_fastest(gpu, monkeypatch, apart_us):
     """Also where masks that differ between programs, which some orders have more of, cost what nothing else does."""
     facts = {"threads": 8, "shared_bytes": 1 << 18, "memory_bytes": 1 << 34}
-    monkeypatch.setattr(targets, "describe", lambda kind: DEVICE | facts)
+    monkeypatch.setattr(devices, "describe", lambda kind: DEVICE | facts)
     known = truth(apart_factors_us=apart_us, apart_tiles_us=apart_us)
     monkeypatch.setattr(calibration, "of", lambda tiles, *form: {tile.name: (known,) for tile in tiles})
     pattern = models.build("vil-tiny-224-s1-exact")
@@ -557,7 +549,7 @@ def test_auto_takes_the_order_that_a_calibration_predicts_to_be_fastest(gpu, mon
 def test_each_pattern_takes_the_form_that_is_predicted_to_be_fastest_for_it(monkeypatch):
     """Of two forms, one has cheap steps with masks, the other without; and the schedule states it."""
     facts = {"threads": 8, "shared_bytes": 1 << 18, "memory_bytes": 1 << 34}
-    monkeypatch.setattr(targets, "describe", lambda kind: DEVICE | facts)
+    monkeypatch.setattr(devices, "describe", lambda kind: DEVICE | facts)
     cheap = (
         {"full_us": (0.1,) * 4, "steady_us": (2.0, 0.1, 1.5)},
         {"partial_us": (0.1,) * 4, "steady_us": (2.0, 1.1, 0.1)},
@@ -587,7 +579,7 @@ def test_a_device_without_a_cost_model_is_measured():
     (profile,) = expected(cover, device="cpu", heads=1, head_dim=8).values()
     assert profile.source == "measured"
     with pytest.raises(DeviceError, match="kind 'cpu' has no cost model to calibrate; known: cuda"):
-        targets.cost_model("cpu")
+        devices.cost_model("cpu")
 
 
 def test_the_command_calibrates_and_prints_a_table(gpu, capsys):

@@ -16,21 +16,18 @@ from triton.errors import TritonError
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
 from tilewright import __main__ as command
-from tilewright import profile, reference, schedule, targets
-from tilewright.blocks import tiles
+from tilewright import devices, reference
+from tilewright.attention import profile, schedule
+from tilewright.attention.blocks import tiles
+from tilewright.attention.cuda import calibration, config, forms
+from tilewright.attention.cuda import executor as cuda_executor
+from tilewright.attention.cuda.cost import form_search
+from tilewright.attention.cuda.cost.calibration_points import Setup
+from tilewright.attention.cuda.tile_lists import Item
+from tilewright.attention.measure import measure
 from tilewright.core.errors import ArtifactError, DeviceError, TileError
-from tilewright.targets.cuda import (
-    calibration,
-    config,
-    form_search,
-    forms,
-    slice_form_search,
-    slice_prediction_search,
-)
-from tilewright.targets.cuda import executor as cuda_executor
-from tilewright.targets.cuda.calibration_points import Setup
-from tilewright.targets.cuda.tile_lists import Item
-from tilewright.targets.measure import measure
+from tilewright.slices.cuda import form_search as slice_form_search
+from tilewright.slices.cuda import prediction_search
 
 TILE = tiles.parse("64x1")
 DEVICE = {
@@ -170,7 +167,7 @@ def gpu(monkeypatch, tmp_path):
         pass
 
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
-    monkeypatch.setattr(targets, "describe", lambda kind: DEVICE)
+    monkeypatch.setattr(devices, "describe", lambda kind: DEVICE)
     monkeypatch.setattr(forms, "_HELD", {})
     monkeypatch.setattr(calibration, "_HELD", {})
     monkeypatch.setattr(calibration, "Gpu", Own)
@@ -197,7 +194,7 @@ def kept(head_dim=64, **options):
     stated = forms.made_for(TILE, head_dim, "bfloat16")
     choice = forms.held(forms.path_of(stated), stated)
     assert forms.of(TILE, head_dim, torch.bfloat16) == found[0]
-    assert choice.forms == tuple(map(asdict, found)) == targets.forms("cuda", TILE, head_dim, "bfloat16")
+    assert choice.forms == tuple(map(asdict, found)) == devices.forms("cuda", TILE, head_dim, "bfloat16")
     assert len(choice.trials) == len(among(head_dim))
     return found, choice.trials
 
@@ -217,7 +214,7 @@ def test_the_fastest_form_is_kept(gpu, monkeypatch, best):
     assert gpu.made == made, "once"
     searched(anew=True)
     assert gpu.made == 2 * made
-    monkeypatch.setattr(targets, "describe", lambda kind: {**DEVICE, "driver": "1.3"})
+    monkeypatch.setattr(devices, "describe", lambda kind: {**DEVICE, "driver": "1.3"})
     assert forms.of(TILE, 64, torch.bfloat16) == among()[0]
 
 
@@ -359,7 +356,7 @@ def test_launches_hold_as_many_keys_in_each_form():
 def test_the_command_chooses_forms_when_asked(gpu, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(form_search, "search", lambda *arguments: asked.append(arguments))
-    for module in (slice_form_search, slice_prediction_search):
+    for module in (slice_form_search, prediction_search):
         monkeypatch.setattr(module, "search", lambda *arguments: asked.append(arguments))
     found = types.SimpleNamespace(made_for={}, rows=64, error=0.0, spread=0.0, seconds=1.0, kernels=())
     found.kernel = lambda rank: types.SimpleNamespace(registers=1, resident=1, steady_us=(1, 1, 1))
@@ -514,8 +511,8 @@ def test_a_schedule_runs_with_the_forms_that_it_states():
 def test_a_schedule_states_the_forms_of_its_profiles(gpu, tmp_path):
     pattern = plans.reordered(plans.pattern(100, 90), heads=2, head_dim=16)
     cover = plans.covers(pattern, ["16x1", "32x1"])
-    assert targets.forms("cpu", TILE, 64, "float32") == (None,)
-    stated = [form for each in cover.values() for form in targets.forms("cuda", each.tile, 16, "bfloat16")]
+    assert devices.forms("cpu", TILE, 64, "float32") == (None,)
+    stated = [form for each in cover.values() for form in devices.forms("cuda", each.tile, 16, "bfloat16")]
     found = replace(plans.scheduled(cover), forms=tuple(stated))
     schedule.save(tmp_path / "s.json", found)
     assert schedule.load(tmp_path / "s.json").forms == found.forms
@@ -531,7 +528,7 @@ def test_a_schedule_states_the_forms_of_its_profiles(gpu, tmp_path):
 def test_a_solved_schedule_states_the_forms_of_its_profiles():
     cover = plans.covers(plans.reordered(plans.pattern(100, 90), heads=2, head_dim=16), ["16x1", "32x1"])
     profiles = {name: measure(each, budget_s=0.05) for name, each in cover.items()}
-    limits = targets.limits(profiles["16x1"].device)
+    limits = devices.limits(profiles["16x1"].device)
     assert schedule.solve(cover, profiles, limits, solver="greedy").forms == ()
     stated = {name: asdict(config.KernelConfig(num_warps=n)) for n, name in enumerate(cover, start=1)}
     known = {name: replace(each, form=stated[name]) for name, each in profiles.items()}

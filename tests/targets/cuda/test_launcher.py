@@ -12,15 +12,15 @@ from triton.runtime import _allocation
 from triton.runtime.errors import OutOfResources
 
 from helpers import plans
-from tilewright.blocks.tiles import parse
+from tilewright.attention.blocks.tiles import parse
+from tilewright.attention.cuda import config
+from tilewright.attention.cuda import executor as cuda_executor
+from tilewright.attention.cuda import tile_kernel as cuda_tile_kernel
+from tilewright.attention.cuda.tile_lists import Item
 from tilewright.core.caches import Recent
 from tilewright.core.errors import DeviceError, PatternError, TileError
-from tilewright.targets import qkv
-from tilewright.targets.cuda import config
-from tilewright.targets.cuda import executor as cuda_executor
-from tilewright.targets.cuda import launcher as cuda_launcher
-from tilewright.targets.cuda import tile_kernel as cuda_tile_kernel
-from tilewright.targets.cuda.tile_lists import Item
+from tilewright.devices import qkv
+from tilewright.devices.cuda import launcher as cuda_launcher
 
 KERNEL = cuda_tile_kernel.tilewright_tile_attention
 # The interpreter launches nothing: tensors lie in main memory, and what would be launched is recorded.

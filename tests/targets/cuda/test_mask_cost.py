@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tilewright import targets
+from tilewright import devices
+from tilewright.attention.cuda.mask_cost import mask_cost
 from tilewright.graph import from_pattern
-from tilewright.targets.cuda.mask_cost import mask_cost
 
 
 def windows(side, reach):
@@ -50,5 +50,5 @@ def test_the_costliest_group_of_the_sample_decides():
 
 def test_a_target_may_apply_masks_at_no_cost():
     graph = from_pattern(np.random.default_rng(0).random((128, 64)) < 0.3)
-    assert targets.mask_cost("cpu", graph, groups(graph), 64) == 1
-    assert targets.mask_cost("cuda", graph, groups(graph), 64) == mask_cost(graph, groups(graph), 64)
+    assert devices.mask_cost("cpu", graph, groups(graph), 64) == 1
+    assert devices.mask_cost("cuda", graph, groups(graph), 64) == mask_cost(graph, groups(graph), 64)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from helpers.hopper import compiled
-from tilewright.targets.cuda import linear_kernels, map_kernels, overlap
+from tilewright.devices.cuda import overlap
+from tilewright.networks.cuda import linear_kernels, map_kernels
 
 PRODUCT = {"CHANNELS": 128, "BLOCK_N": 64, "PRECISION": "tf32"}
 # Rows in one piece, of which all weights may be loaded before, and in several.

@@ -9,9 +9,11 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.hopper import compiled
-from tilewright import ragged, reference
+from tilewright import reference
+from tilewright.attention.cuda import bias_kernels, config
 from tilewright.core.errors import PatternError
-from tilewright.targets.cuda import bias_kernels, config, packed, packed_backward_kernels
+from tilewright.packed import pack
+from tilewright.packed.cuda import backward_kernels, executor
 
 # bfloat16 is silently wrong under some releases of the interpreter.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
@@ -22,15 +24,15 @@ TOLERANCE = {dtype: 2 * error for dtype, error in reference.TOLERANCE.items()}
 @pytest.fixture(autouse=True)
 def by_triton(monkeypatch):
     """Packed batches by Triton's kernels, also where they are interpreted."""
-    monkeypatch.setitem(ragged.EXECUTORS, DEVICE, "tilewright.targets.cuda.packed")
-    ragged._executor.cache_clear()
+    monkeypatch.setitem(pack.EXECUTORS, DEVICE, "tilewright.packed.cuda.executor")
+    pack._executor.cache_clear()
     yield
-    ragged._executor.cache_clear()
+    pack._executor.cache_clear()
 
 
 def packing_of(lengths, capacity=None, rows=None):
     keep = torch.arange(max(lengths) + 1) < torch.tensor(lengths)[:, None]
-    return ragged.pack(keep.to(DEVICE), capacity or sum(lengths), rows=rows)
+    return pack.pack(keep.to(DEVICE), capacity or sum(lengths), rows=rows)
 
 
 def tokens(n, heads, head_dim, dtype=torch.float32, seed=0):
@@ -154,7 +156,7 @@ def test_a_gradient_of_another_form_is_named():
     packing = packing_of([20, 30])
     q, k, v, grad = tokens(50, 2, 32)
     out = packing.attend(q, k, v)
-    call = packed.Executor(packing.offsets, torch.device(packing.lists.device)).attend_backward
+    call = executor.Executor(packing.offsets, torch.device(packing.lists.device)).attend_backward
     with pytest.raises(
         PatternError, match=r"grad: expected torch.float32 of shape \(50, 2, 32\), found .*\(49, 2, 32\)"
     ):
@@ -177,7 +179,7 @@ def test_it_compiles_for_hopper(kernel, head_dim):
     types |= dict.fromkeys(("stats_ptr", "lse_ptr", "delta_ptr", "sum_ptr", "bias_ptr"), "*fp32")
     types |= dict.fromkeys(("scale_log2", "scale"), "fp32")
     free = "work_at", "capacity", "n_parts", "batch", "n_groups", "n_queries"
-    module = packed_backward_kernels if hasattr(packed_backward_kernels, kernel) else bias_kernels
+    module = backward_kernels if hasattr(backward_kernels, kernel) else bias_kernels
     made = compiled(module.__name__, kernel, constants, types, free=free, num_warps=form.num_warps)
     # What a multiprocessor has: two programs of four warps, or one of eight, with their stages.
     assert made.shared * (1 if head_dim > 64 else 2) <= 227 * 1024

@@ -9,17 +9,18 @@ import torch
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.gpu import hide_gpu
-from tilewright import reference, schedule, targets
-from tilewright.blocks import work
+from tilewright import devices, reference
+from tilewright.attention import schedule
+from tilewright.attention.blocks import work
+from tilewright.attention.cuda import config, forms, tile_lists
+from tilewright.attention.cuda import executor as cuda_executor
+from tilewright.attention.cuda import probe as cuda_probe
+from tilewright.attention.cuda.tile_lists import Item, Part
+from tilewright.attention.measure import measure
+from tilewright.attention.schedule import problem
+from tilewright.attention.setting import setting
 from tilewright.core.errors import DeviceError
 from tilewright.core.timing import Timing
-from tilewright.schedule import problem
-from tilewright.targets.cuda import config, forms, tile_lists
-from tilewright.targets.cuda import executor as cuda_executor
-from tilewright.targets.cuda import probe as cuda_probe
-from tilewright.targets.cuda.tile_lists import Item, Part
-from tilewright.targets.measure import measure
-from tilewright.targets.setting import setting
 
 H, D = 2, 32
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="times a GPU, and this machine has none")
@@ -96,7 +97,7 @@ class Clock:
         }
         facts |= {"registers": 1 << 16, "capability": "9.0", "driver": "1.2"}
         self.device = {"kind": "cuda", "name": "Made-up GPU", "versions": {"torch": "2", "triton": "3"}, **facts}
-        monkeypatch.setattr(targets, "describe", lambda kind: self.device)
+        monkeypatch.setattr(devices, "describe", lambda kind: self.device)
         monkeypatch.setattr(cuda_probe, "DEVICE", "cpu")
         monkeypatch.setattr(cuda_probe, "resources", lambda *of: {"shared_bytes": 1024.0})
         monkeypatch.setattr(cuda_executor.Launch, "__call__", lambda launch, *tokens: self.run(launch.lists))
@@ -137,7 +138,7 @@ def profiled(cover, clock, split_keys=64):
         profiles[name] = measure(each, device="cuda", heads=H, head_dim=D, split_keys=split_keys)
         (count, whole[name]), (half, _) = clock.timed[-2:]
         assert count == len(work.items(each, split_keys).block) and half == -(-count // 2)
-    return problem.build(cover, profiles, targets.limits(clock.device)), profiles, whole
+    return problem.build(cover, profiles, devices.limits(clock.device)), profiles, whole
 
 
 @pytest.mark.parametrize("split_keys", [None, 64])
@@ -232,7 +233,7 @@ def test_without_a_gpu_nothing_is_profiled(ordered, monkeypatch):
 def test_a_gpu_tells_times_and_resources(ordered, tile):
     cover = plans.covers(ordered, [tile], region_rows=64)[tile]
     measured = measure(cover, device="cuda", dtype="bfloat16", split_keys=64)
-    limits = targets.limits(measured.device)
+    limits = devices.limits(measured.device)
     assert limits.max_tile_kinds == 1 and limits.lanes == measured.device["multiprocessors"]
     assert measured.device["launch_us"] > 0
     for shape in measured.shapes:

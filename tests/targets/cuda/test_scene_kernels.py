@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from helpers.gpu import TRITON_DEVICE
-from tilewright import targets
-from tilewright.targets.cuda import scenes
-from tilewright_study.scenes import drawing
+from tilewright import devices
+from tilewright_study.scenes import cuda, drawing
 
 
 @pytest.mark.parametrize("pixels", [(7, 45), (16, 24)], ids=str)
@@ -16,7 +15,7 @@ def test_a_gpu_draws_what_a_cpu_draws(pixels):
     things = drawing.things("test", numbers._replace(objects=numbers.objects[:, :5]), pixels, counts=(3, 5))
     listed = drawing.listed("test", numbers._replace(objects=numbers.objects[:, :5]), things, pixels)
     pictures, labels = drawing.drawn(listed, pixels)
-    found, found_labels, owners = scenes.draw(listed, drawing.texels(TRITON_DEVICE), pixels)
+    found, found_labels, owners = cuda.draw(listed, drawing.texels(TRITON_DEVICE), pixels)
     # Sums are taken in another order, and powers by other functions: some pixels round the other way.
     apart = (pictures.int() - found.cpu().int()).abs()
     assert apart.max() <= 1 or (apart > 1).float().mean() < 2e-3
@@ -25,8 +24,8 @@ def test_a_gpu_draws_what_a_cpu_draws(pixels):
 
 
 def test_which_targets_draw_scenes():
-    assert targets.scenes("cuda") is scenes
-    assert targets.scenes("cpu") is None
+    assert devices.scenes("cuda") is cuda
+    assert devices.scenes("cpu") is None
 
 
 @pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="draws on a GPU")

@@ -11,11 +11,12 @@ from helpers.slices import DTYPES, qkv, tokens
 from tilewright import slices
 from tilewright.core.errors import PatternError
 from tilewright.slices import operators, prediction
+from tilewright.slices.cuda import prediction_forms
+from tilewright.slices.cuda import selection as slice_selection
+from tilewright.slices.cuda.prediction_forms import config_for
+from tilewright.slices.cuda.selection import Selection
 from tilewright.slices.layout import Layout
-from tilewright.targets.cuda import slice_prediction_forms, slice_selection
-from tilewright.targets.cuda.slice_prediction_forms import config_for
-from tilewright.targets.cuda.slice_selection import Selection
-from tilewright.targets.selection import WORKSPACE
+from tilewright.slices.selection import WORKSPACE
 
 needs_gpu = pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="captures CUDA graphs, and this machine has no GPU")
 STATED = {
@@ -117,11 +118,11 @@ def exchanged(*given):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_lists_and_results_of_a_head_do_not_depend_on_those_beside_it(dtype, monkeypatch):
     monkeypatch.setattr(slice_selection, "LEAST_SPLIT", 16)
-    of = slice_prediction_forms.of
+    of = prediction_forms.of
     # As many programs as make the number of ranges of keys vary with that of heads, if it does.
-    monkeypatch.setattr(slice_prediction_forms, "of", lambda *given: of(*given)._replace(programs=8))
+    monkeypatch.setattr(prediction_forms, "of", lambda *given: of(*given)._replace(programs=8))
     monkeypatch.setitem(prediction.SELECTIONS, TRITON_DEVICE, Selection.__module__)
-    monkeypatch.setitem(operators.EXECUTORS, TRITON_DEVICE, "tilewright.targets.cuda.slices")
+    monkeypatch.setitem(operators.EXECUTORS, TRITON_DEVICE, "tilewright.slices.cuda.executor")
     for cache in (operators.executor, prediction._selection):
         cache.cache_clear()
     given = qkv(1, 4, 200, 200, 64, dtype=dtype, device=TRITON_DEVICE)

@@ -10,9 +10,9 @@ import torch
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
 from tilewright import reference
+from tilewright.attention.cuda import executor as cuda_executor
 from tilewright.core.errors import DeviceError
-from tilewright.targets.cuda import executor as cuda_executor
-from tilewright.targets.cuda import launcher
+from tilewright.devices.cuda import launcher
 
 needs_gpu = pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="runs streams of a GPU, and this machine has none")
 OPTIONS = {"heads": 2, "head_dim": 32, "dtype": torch.float16, "device": TRITON_DEVICE}

@@ -9,10 +9,12 @@ import torch
 
 from helpers.gpu import TRITON_DEVICE
 from tilewright import reference
+from tilewright.attention.cuda import calibration, forms
 from tilewright.core.errors import ArtifactError, DeviceError
-from tilewright.targets.cuda import calibration, forms, slice_config, slice_form_search, slice_forms
-from tilewright.targets.cuda.slice_config import SliceConfig
-from tilewright.targets.cuda.slice_forms import Kind
+from tilewright.slices.cuda import config, form_search
+from tilewright.slices.cuda import forms as slice_forms
+from tilewright.slices.cuda.config import SliceConfig
+from tilewright.slices.cuda.forms import Kind
 
 KIND = Kind(128, 1, 128, "bfloat16")
 GPU = torch.device("cuda", 0)
@@ -25,9 +27,9 @@ SHARED = {(9, 0): 227 << 10, (8, 0): 163 << 10, (8, 9): 99 << 10}
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_candidates_fit_the_device(capability, dtype, rows, head_dim):
     given = rows, head_dim, dtype, capability, SHARED[capability]
-    found = slice_config.candidates(*given)
-    assert found[0] == slice_config.for_slices(*given) and 1 < len(set(found)) == len(found)
-    assert all(slice_config.shared_bytes(form, rows, head_dim, dtype.itemsize) <= given[-1] for form in found)
+    found = config.candidates(*given)
+    assert found[0] == config.for_slices(*given) and 1 < len(set(found)) == len(found)
+    assert all(config.shared_bytes(form, rows, head_dim, dtype.itemsize) <= given[-1] for form in found)
     assert any(form.by_warps for form in found) == (capability == (9, 0) and rows == 128 and dtype.itemsize == 2)
     # Scores of a step and sums, 32 bits each, leave a thread registers for the rest.
     plain = [form for form in found if not form.by_warps]
@@ -38,12 +40,12 @@ def test_candidates_fit_the_device(capability, dtype, rows, head_dim):
 def test_a_form_that_is_none_is_refused(change):
     stated = {**forms.as_stated(SliceConfig(64, 3, 8)), **change}
     with pytest.raises(ArtifactError, match="form of attention to slices: expected step_keys, num_stages"):
-        slice_config.read(stated)
+        config.read(stated)
 
 
 def test_a_form_is_read_as_it_was_stated():
     form = SliceConfig(64, 4, 4, by_warps=True, loose=True)
-    assert slice_config.read(json.loads(json.dumps(forms.as_stated(form)))) == form
+    assert config.read(json.loads(json.dumps(forms.as_stated(form)))) == form
 
 
 @pytest.fixture
@@ -62,9 +64,9 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: made.facts)
     monkeypatch.setattr(forms, "_HELD", {})
     monkeypatch.setattr(calibration, "side_by_side", lambda module, head_dim, dtype, jobs: set(jobs))
-    monkeypatch.setattr(slice_form_search, "_device", lambda: GPU)
-    monkeypatch.setattr(slice_form_search, "timed", timed)
-    monkeypatch.setattr(slice_form_search, "checked", lambda kind, form, device: float(form in made.wrong))
+    monkeypatch.setattr(form_search, "_device", lambda: GPU)
+    monkeypatch.setattr(form_search, "timed", timed)
+    monkeypatch.setattr(form_search, "checked", lambda kind, form, device: float(form in made.wrong))
     return made
 
 
@@ -72,7 +74,7 @@ def test_the_fastest_form_that_is_right_is_kept(gpu, monkeypatch):
     default, wrong, best, *_ = slice_forms.candidates(KIND, GPU)
     gpu.us, gpu.wrong = lambda form: {wrong: 1.0, best: 5.0}.get(form, 10.0), (wrong,)
     assert slice_forms.of(KIND, GPU) == default
-    slice_form_search.search(128, "bfloat16")
+    form_search.search(128, "bfloat16")
     assert slice_forms.of(KIND, GPU) == best
     # From the file, in a process that has not searched; for these lists, this type and device alone.
     monkeypatch.setattr(forms, "_HELD", {})
@@ -80,7 +82,7 @@ def test_the_fastest_form_that_is_right_is_kept(gpu, monkeypatch):
     for other in (replace(KIND, width=16), replace(KIND, head_dim=64), replace(KIND, dtype="float16")):
         assert slice_forms.of(other, GPU) == slice_forms.candidates(other, GPU)[0]
     tried = gpu.timed
-    slice_form_search.search(128, "bfloat16")
+    form_search.search(128, "bfloat16")
     assert gpu.timed == tried, "once"
     gpu.facts = types.SimpleNamespace(**{**vars(gpu.facts), "name": "Another GPU"})
     assert slice_forms.of(KIND, GPU) == default
@@ -90,17 +92,17 @@ def test_lists_keep_one_form(gpu, monkeypatch):
     """Also where short lists have another than long ones."""
     _, one, other, *_ = slice_forms.candidates(KIND, GPU)
     us = {one: (5.0, 50.0), other: (20.0, 10.0)}
-    monkeypatch.setattr(slice_form_search, "timed", lambda kind, form: iter(us.get(form, (10.0, 30.0))))
-    slice_form_search.search(128, "bfloat16", kinds=[(KIND.rows, KIND.width)])
+    monkeypatch.setattr(form_search, "timed", lambda kind, form: iter(us.get(form, (10.0, 30.0))))
+    form_search.search(128, "bfloat16", kinds=[(KIND.rows, KIND.width)])
     stated = slice_forms.made_for(KIND, GPU)
-    assert forms.held(forms.path_of(stated), stated, read=slice_config.read).forms == (forms.as_stated(other),)
+    assert forms.held(forms.path_of(stated), stated, read=config.read).forms == (forms.as_stated(other),)
     assert slice_forms.of(KIND, GPU) == other
 
 
 def test_what_is_hardly_faster_does_not_replace_the_default(gpu):
     default, other, *_ = slice_forms.candidates(KIND, GPU)
     gpu.us = lambda form: 9.9 if form == other else 10.0
-    slice_form_search.search(128, "bfloat16")
+    form_search.search(128, "bfloat16")
     assert slice_forms.of(KIND, GPU) == default
 
 
@@ -108,48 +110,48 @@ def test_a_form_that_its_own_process_did_not_check_is_not_tried(gpu, monkeypatch
     default, other, *_ = slice_forms.candidates(KIND, GPU)
     gpu.us = lambda form: 1.0 if form == other else 10.0
     monkeypatch.setattr(calibration, "side_by_side", lambda module, head_dim, dtype, jobs: set(jobs[2:]))
-    slice_form_search.search(128, "bfloat16", kinds=[(128, 1)])
+    form_search.search(128, "bfloat16", kinds=[(128, 1)])
     assert slice_forms.of(KIND, GPU) == default
 
 
 def test_lists_that_no_form_serves_are_refused(gpu):
     gpu.wrong = slice_forms.candidates(KIND, GPU)
     with pytest.raises(DeviceError, match="slices 128x1: expected a form that runs on this GPU, found wrong"):
-        slice_form_search.search(128, "bfloat16")
+        form_search.search(128, "bfloat16")
 
 
 def test_head_dims_without_such_kernels_are_left_out(gpu):
-    slice_form_search.search(32, "bfloat16")
+    form_search.search(32, "bfloat16")
     assert gpu.timed == 0
 
 
 @pytest.mark.parametrize("rows, width", [(32, 1), (128, 64)])
 def test_every_plain_candidate_attends_rightly(monkeypatch, rows, width):
-    monkeypatch.setattr(slice_form_search, "CHECKED_TOKENS", 333)
-    monkeypatch.setattr(slice_form_search, "HEADS", 1)
+    monkeypatch.setattr(form_search, "CHECKED_TOKENS", 333)
+    monkeypatch.setattr(form_search, "HEADS", 1)
     kind, device = Kind(rows, width, 64, "float16"), torch.device(TRITON_DEVICE)
     for form in slice_forms.candidates(kind, device)[:4]:
         if not form.by_warps:
-            assert slice_form_search.checked(kind, form, device) <= reference.TOLERANCE[torch.float16], form
+            assert form_search.checked(kind, form, device) <= reference.TOLERANCE[torch.float16], form
 
 
 def test_a_wrong_kernel_is_seen(monkeypatch):
-    monkeypatch.setattr(slice_form_search, "CHECKED_TOKENS", 200)
-    prepared = slice_form_search.prepared
+    monkeypatch.setattr(form_search, "CHECKED_TOKENS", 200)
+    prepared = form_search.prepared
 
     def one_key_less(kind, form, counts, n_tokens, device):
         call = prepared(kind, form, (counts - 1).clamp(min=0), n_tokens, device)[0]
         return call, *prepared(kind, form, counts, n_tokens, device)[1:]
 
-    monkeypatch.setattr(slice_form_search, "prepared", one_key_less)
+    monkeypatch.setattr(form_search, "prepared", one_key_less)
     kind = Kind(64, 1, 64, "float16")
-    error = slice_form_search.checked(kind, SliceConfig(32, 2, 4), torch.device(TRITON_DEVICE))
+    error = form_search.checked(kind, SliceConfig(32, 2, 4), torch.device(TRITON_DEVICE))
     assert error > reference.TOLERANCE[torch.float16]
 
 
 def test_a_process_names_the_candidates_that_are_right(monkeypatch, capsys):
-    monkeypatch.setattr(slice_form_search, "_device", lambda: GPU)
-    found = slice_config.candidates(128, 128, torch.bfloat16, (9, 0), SHARED[9, 0])
+    monkeypatch.setattr(form_search, "_device", lambda: GPU)
+    found = config.candidates(128, 128, torch.bfloat16, (9, 0), SHARED[9, 0])
     wrong, broken = found[1], found[-1]
 
     def checked(kind, form, device):
@@ -158,7 +160,7 @@ def test_a_process_names_the_candidates_that_are_right(monkeypatch, capsys):
             raise RuntimeError("PassManager")
         return float("nan") if form == wrong else 0.0
 
-    monkeypatch.setattr(slice_form_search, "checked", checked)
-    jobs = [slice_form_search.OfSlices(KIND).job(form) for form in found]
-    slice_form_search._compile("128", "bfloat16", *jobs)
+    monkeypatch.setattr(form_search, "checked", checked)
+    jobs = [form_search.OfSlices(KIND).job(form) for form in found]
+    form_search._compile("128", "bfloat16", *jobs)
     assert capsys.readouterr().out.split() == [job for job in jobs if job not in (jobs[1], jobs[-1])]

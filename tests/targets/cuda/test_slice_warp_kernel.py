@@ -10,9 +10,9 @@ from helpers.gpu import TRITON_DEVICE, needs_hopper
 from helpers.hopper import compiled
 from helpers.slices import LSE_TOLERANCE, expected, mask_of, qkv
 from tilewright import reference, slices
-from tilewright.targets.cuda import slice_warp_kernel
-from tilewright.targets.cuda.slice_config import SliceConfig
-from tilewright.targets.cuda.slices import Executor
+from tilewright.slices.cuda import warp_kernel
+from tilewright.slices.cuda.config import SliceConfig
+from tilewright.slices.cuda.executor import Executor
 
 FORMS = [
     SliceConfig(128, 3, 4, by_warps=True),
@@ -27,8 +27,8 @@ def test_it_compiles_for_hopper(head_dim, step_keys, stages, run):
     constants |= {"NUM_STAGES": stages, "LOOSE": run == 1, "WIDE": False}
     types = dict.fromkeys(("key_ptr", "count_ptr", "order_ptr", "state_ptr"), "*i32")
     types |= {"lse_ptr": "*fp32", "scale_log2": "fp32"}
-    given = {"free": ("n_queries", "groups"), "gluon": True, "num_warps": slice_warp_kernel.NUM_WARPS}
-    made = compiled(slice_warp_kernel.__name__, "tilewright_slice_attention_by_warps", constants, types, **given)
+    given = {"free": ("n_queries", "groups"), "gluon": True, "num_warps": warp_kernel.NUM_WARPS}
+    made = compiled(warp_kernel.__name__, "tilewright_slice_attention_by_warps", constants, types, **given)
     stages_and_queries = (2 * stages * step_keys + 128) * head_dim * 2
     assert stages_and_queries <= made.shared <= stages_and_queries + 1024
     # Copies of 16 bytes: of queries, keys and values by 128 threads.
@@ -45,14 +45,14 @@ def test_it_is_launched_with_its_arguments_in_order(monkeypatch, lse, shift):
     launched = {}
 
     class Kernel:
-        names = slice_warp_kernel.tilewright_slice_attention_by_warps.arg_names
+        names = warp_kernel.tilewright_slice_attention_by_warps.arg_names
 
         def __getitem__(self, grid):
             return lambda *given, **options: launched.update(
                 zip(self.names, given, strict=True), grid=grid, options=options
             )
 
-    monkeypatch.setattr(slice_warp_kernel, "tilewright_slice_attention_by_warps", Kernel())
+    monkeypatch.setattr(warp_kernel, "tilewright_slice_attention_by_warps", Kernel())
     lists = slices.from_mask(mask_of([[[2, 30, 1], [0, 1, 31]]], 100).to(TRITON_DEVICE), 300)
     q, k, v = qkv(1, 2, 300, 100, 64, dtype=torch.float16, device=TRITON_DEVICE)
     k = k.new_empty(k.numel() + shift)[shift:].view(1, 2, 100, 64).copy_(k)

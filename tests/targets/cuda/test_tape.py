@@ -9,10 +9,10 @@ from helpers.slices import qkv, tokens
 from tilewright import slices
 from tilewright.core import _internals
 from tilewright.core.errors import ConfigError, PatternError
-from tilewright.slices import operators, prediction
-from tilewright.targets import selection
-from tilewright.targets.cuda import slice_code_kernels, slice_kernels, slice_selection_kernels, tape
-from tilewright.targets.cuda.launcher import CachedLaunch, lasting
+from tilewright.devices.cuda import tape
+from tilewright.devices.cuda.launcher import CachedLaunch, lasting
+from tilewright.slices import operators, prediction, selection
+from tilewright.slices.cuda import code_kernels, kernels, selection_kernels
 
 DEVICE = torch.device(TRITON_DEVICE, 0) if TRITON_DEVICE == "cuda" else torch.device("cpu")
 DTYPE = torch.bfloat16 if TRITON_DEVICE == "cuda" else torch.float16
@@ -33,12 +33,12 @@ def launched(monkeypatch):
     """The kernels that were launched directly, where there is no GPU."""
     found = []
     if DEVICE.type != "cuda":
-        for module in (slice_code_kernels, slice_kernels, slice_selection_kernels):
+        for module in (code_kernels, kernels, selection_kernels):
             for name in filter(lambda name: name.startswith("tilewright_"), dir(module)):
                 monkeypatch.setattr(module, name, Kernel(getattr(module, name), found))
         monkeypatch.setattr(_internals, "triton_launcher", lambda compiled, *_: (compiled.launch, (), False))
-        monkeypatch.setitem(operators.EXECUTORS, "cpu", "tilewright.targets.cuda.slices")
-        monkeypatch.setitem(prediction.SELECTIONS, "cpu", "tilewright.targets.cuda.slice_selection")
+        monkeypatch.setitem(operators.EXECUTORS, "cpu", "tilewright.slices.cuda.executor")
+        monkeypatch.setitem(prediction.SELECTIONS, "cpu", "tilewright.slices.cuda.selection")
     forget()
     yield found
     forget()

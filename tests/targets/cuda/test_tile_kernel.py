@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.gpu import cases
-from tilewright import blocks, graph, models, reference, reorder
-from tilewright.blocks import tiles, work
+from tilewright import graph, models, reference
+from tilewright.attention import blocks, reorder
+from tilewright.attention.blocks import tiles, work
+from tilewright.attention.cuda import config, mask_factors, tile_lists
+from tilewright.attention.cuda import executor as cuda_executor
+from tilewright.attention.cuda.tile_lists import Item
+from tilewright.attention.masks import Bias
 from tilewright.core.errors import DeviceError, PatternError
-from tilewright.targets.cuda import config, mask_factors, tile_lists
-from tilewright.targets.cuda import executor as cuda_executor
-from tilewright.targets.cuda.tile_lists import Item
-from tilewright.targets.masks import Bias
 
 H = 2
 # bfloat16 is silently wrong under some releases of the interpreter.

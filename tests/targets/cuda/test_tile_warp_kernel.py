@@ -13,10 +13,11 @@ from helpers import plans
 from helpers.gpu import HOPPER, needs_hopper
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.hopper import compiled
-from tilewright import models, reference, reorder
-from tilewright.blocks import tiles
-from tilewright.targets.cuda import config, tile_lists, tile_warp_kernel
-from tilewright.targets.cuda import executor as cuda_executor
+from tilewright import models, reference
+from tilewright.attention import reorder
+from tilewright.attention.blocks import tiles
+from tilewright.attention.cuda import config, tile_lists, tile_warp_kernel
+from tilewright.attention.cuda import executor as cuda_executor
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.gpu import cases
 from helpers.hopper import compiled
 from tilewright import graph, reference
+from tilewright.attention.cuda import backward, bias_gradients, config, tile_kernel
+from tilewright.attention.cuda import executor as cuda_executor
+from tilewright.attention.masks import Bias
+from tilewright.attention.units import Units
 from tilewright.core.errors import PatternError
-from tilewright.targets.cuda import backward, bias_gradients, config, tile_kernel
-from tilewright.targets.cuda import executor as cuda_executor
-from tilewright.targets.masks import Bias
-from tilewright.targets.units import Units
 
 H, D = 2, 16
 TILES = "64x1", "16x1"

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tilewright import targets
+from tilewright import devices
 
 # Gradients pass through torch's own operators.
 TRACED = None
@@ -26,7 +26,7 @@ def prepare(site, bias, dtype, device):
     """Rows of the mask, bias included, are made as they are needed, so that any image size fits the memory."""
     graph = site.graph
     heads = 1 if bias is None else len(bias)
-    gpu = targets.facts(device.type).CUDA
+    gpu = devices.facts(device.type).CUDA
     kept_bytes = int(MASK_SHARE * torch.cuda.mem_get_info(device)[0]) if gpu else MASK_BYTES
     row = heads * graph.n_cols
     step = max(1, min(kept_bytes // dtype.itemsize, MASK_ENTRIES) // row)

@@ -6,17 +6,18 @@ from functools import partial
 
 import torch
 
-from tilewright import api, reorder, targets
+from tilewright import devices
+from tilewright.attention import plan, reorder
+from tilewright.attention.masks import Bias
 from tilewright.core import caches, provenance
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.networks import _sites
-from tilewright.targets.masks import Bias
 
 TRACED, READS = "operator", True
 
 _LOG = logging.getLogger(__name__)
 # What plans enter by name where a network does not choose others, see `networks._plans`.
-ENTERED = ("tilewright.reorder.window", "tilewright.schedule.solvers.highs")
+ENTERED = ("tilewright.attention.reorder.window", "tilewright.milp.highs")
 
 
 def order(site):
@@ -37,13 +38,13 @@ def prepare(site, bias, dtype, device):
         return found(q, k, v, ordered=True)
 
     # Where biases have no gradient, one that needs it must not be lost.
-    whole = targets.differentiates if bias is None else targets.differentiates_bias
+    whole = devices.differentiates if bias is None else devices.differentiates_bias
     return attend if whole(device.type) else partial(_sites.without_backward, attend)
 
 
 def taking(site, dtype, device):
     """The site's plan, which takes the values of the bias in each call."""
-    if not targets.differentiates_bias(device.type):
+    if not devices.differentiates_bias(device.type):
         return None
     planned = _plan(site, dtype, device)
     made = []
@@ -77,29 +78,29 @@ def _plan(site, dtype, device):
     if (dtype, device) in site.plans:
         return site.plans[dtype, device]
     # Several GPUs of a process have their plans each: a plan is profiled on the current one.
-    with torch.cuda.device(device.index if targets.facts(device.type).CUDA else -1):
+    with torch.cuda.device(device.index if devices.facts(device.type).CUDA else -1):
         return site.plans.setdefault((dtype, device), _read_or_made(site, dtype, device.type))
 
 
 def _read_or_made(site, dtype, device):
     """The plan for `dtype` on the current device of a kind."""
-    facts = targets.describe(device)
+    facts = devices.describe(device)
     shape = {"heads": site.heads, "head_dim": site.head_dim, "dtype": dtype}
     planned = site.planned
     roles = ("executor", "probe", "calibration", "cost_model")
-    makers = (api.__name__, *planned.entered, *targets.modules(device, *roles))
+    makers = (plan.__name__, *planned.entered, *devices.modules(device, *roles))
     # Equal patterns may have other windows, and then their tokens stand in another order.
     pattern = site.graph.id, provenance.sha256_arrays(site.order.numpy())
     asked = (*map(str, shape.values()), repr(planned))
-    made_of = (*pattern, *asked, targets.device_id(facts), provenance.code_digest(*makers))
+    made_of = (*pattern, *asked, devices.device_id(facts), provenance.code_digest(*makers))
     path = caches.folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
     if caches.has(path):
         try:
-            return api.load(path)
+            return plan.load(path)
         except ArtifactError as error:
             _LOG.warning("a cached plan cannot be read and is made anew: %s", error)
     chosen = {"reorder": planned.reorder, "tiles": planned.tiles or None, "solver": planned.solver}
-    found = api.plan(site.graph, **shape, device=device, **chosen)
+    found = plan.plan(site.graph, **shape, device=device, **chosen)
     with caches.keeping("plans"):
         found.save(path)
     return found

@@ -6,10 +6,11 @@ and `tilewright_study.stages.baselines`.
 
 from typing import Literal
 
-from tilewright import models, reorder, targets
+from tilewright import devices, models
+from tilewright.attention import reorder
+from tilewright.attention.schedule.record import TUNED
+from tilewright.attention.schedule.search import PUBLISHED, entered
 from tilewright.core.errors import ConfigError, UnknownNameError
-from tilewright.schedule.record import TUNED
-from tilewright.schedule.search import PUBLISHED, entered
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import rows
@@ -155,15 +156,21 @@ def compared(config, model):
 
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
-    order = [f"tilewright.reorder.{row['reorder']}"] if row["reorder"] in reorder.NAMES else []
+    order = [f"tilewright.attention.reorder.{row['reorder']}"] if row["reorder"] in reorder.NAMES else []
     made = [f"{__package__}.run", *_family(row["model"]), *order]
     if row["provider"] != OURS:
         return [*made, f"tilewright_study.baselines.sparse.{row['provider']}"]
-    found = targets.modules(device, "executor", "probe")
+    found = devices.modules(device, "executor", "probe")
     if row["solver"] == TUNED:
         # The schedule that was taken has an origin of its own.
-        return [*made, "tilewright.blocks", "tilewright.schedule", "tilewright.targets.tuning", *found]
-    return [*made, "tilewright.blocks", "tilewright.schedule", *entered(row["solver"]), *found]
+        return [
+            *made,
+            "tilewright.attention.blocks",
+            "tilewright.attention.schedule",
+            "tilewright.attention.tuning",
+            *found,
+        ]
+    return [*made, "tilewright.attention.blocks", "tilewright.attention.schedule", *entered(row["solver"]), *found]
 
 
 def _family(model):

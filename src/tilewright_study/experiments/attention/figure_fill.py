@@ -1,6 +1,6 @@
 """How full the executed tiles are with useful entries, by order and tile, for each workload; more is better."""
 
-from tilewright.blocks import tiles
+from tilewright.attention.blocks import tiles
 from tilewright_study.experiments.attention import table_fill
 from tilewright_study.figures import _style
 

@@ -28,7 +28,7 @@ def draw(inputs):
     """
     from matplotlib.patches import Patch
 
-    from tilewright import profile, schedule
+    from tilewright.attention import profile, schedule
 
     files = _read.by_kind(inputs, schedule=schedule.read, profile=profile.load)
     profiles = {found.blocks_id: found for found in files["profile"].values()}

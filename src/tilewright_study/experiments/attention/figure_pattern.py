@@ -29,7 +29,8 @@ def draw(inputs, family):
 
     Raises `ArtifactError` for blocks whose graph is not that of their order.
     """
-    from tilewright import blocks, graph
+    from tilewright import graph
+    from tilewright.attention import blocks
 
     files = _read.by_kind(inputs, graph=graph.load, blocks=blocks.load)
     graphs = {path.stem: pattern for path, pattern in files["graph"].items()}

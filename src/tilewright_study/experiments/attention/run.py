@@ -11,13 +11,13 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from tilewright import reference, targets
+from tilewright import devices, reference
+from tilewright.attention.profile import DTYPES
+from tilewright.attention.schedule import Skipped
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
 from tilewright.core.timing import Checked, copy_bandwidth, time_call, time_cold, time_gpu, time_host
 from tilewright.core.turns import TURNS, time_in_turns
-from tilewright.profile import DTYPES
-from tilewright.schedule import Skipped
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import ceilings
 from tilewright_study.measure.checks import checked, errors, refusal, settled
@@ -37,7 +37,7 @@ class Tokens:
 
         Raises `ArtifactError` for a model without heads and head_dim, `DeviceError` and `UnknownNameError`.
         """
-        self.graph, self.batch, self.seed, self.device = graph, batch, seed, targets.describe(device)
+        self.graph, self.batch, self.seed, self.device = graph, batch, seed, devices.describe(device)
         self.heads, self.head_dim = (
             graph.meta.get(name) if value is None else value
             for name, value in (("heads", heads), ("head_dim", head_dim))
@@ -47,7 +47,7 @@ class Tokens:
         dtype = dtype or DTYPES[0]
         registry.check("dtype", dtype, DTYPES)
         self.dtype = getattr(torch, dtype)
-        generator, place = torch.Generator().manual_seed(seed), targets.facts(device).TORCH_DEVICE
+        generator, place = torch.Generator().manual_seed(seed), devices.facts(device).TORCH_DEVICE
         self.ordered = tuple(
             torch.randn(batch, self.heads, n, self.head_dim, generator=generator).to(place, self.dtype)
             for n in (graph.shape[0], graph.shape[1], graph.shape[1])
@@ -59,7 +59,7 @@ class Tokens:
     @property
     def gpu(self):
         """Whether calls are timed by a GPU's own clock."""
-        return targets.facts(self.device["kind"]).GPU_TIMER
+        return devices.facts(self.device["kind"]).GPU_TIMER
 
     @property
     def setting(self):
@@ -216,7 +216,7 @@ def _runs(schedule, blocks, tiles, tokens):
 
 def _run(schedule, blocks, tokens, facts, ordered):
     graph = tokens.graph
-    executor = targets.executor(tokens.device["kind"]).prepare(
+    executor = devices.executor(tokens.device["kind"]).prepare(
         schedule,
         blocks,
         heads=tokens.heads,

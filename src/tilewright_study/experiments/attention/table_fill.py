@@ -23,7 +23,7 @@ def table(inputs):
     """One row per blocks file; ``work`` is the executed area, padding included, over N_q x N_k."""
     import pandas as pd
 
-    from tilewright import blocks
+    from tilewright.attention import blocks
 
     files = _read.by_kind(inputs, blocks=blocks.load)["blocks"]
     rows = []

@@ -39,7 +39,7 @@ def table(inputs):
     import numpy as np
     import pandas as pd
 
-    from tilewright import schedule
+    from tilewright.attention import schedule
 
     rows = []
     for path, plan in _read.by_kind(inputs, schedule=schedule.read)["schedule"].items():

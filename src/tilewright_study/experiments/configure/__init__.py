@@ -103,7 +103,7 @@ def size(case, settings):
 
 def run(case, settings, how):
     """Yield the rows of a case: of the whole, and of each component that bmc solved. Raises `TilewrightError`."""
-    from tilewright import targets
+    from tilewright import devices
 
     with open(settings.written, encoding="utf-8") as stream:
         kind = json.load(stream).get("kind")
@@ -114,7 +114,7 @@ def run(case, settings, how):
     stream, part = split(name)
     known = {"stream": stream, "part": part, "memory": document["memory"], "engine": engine}
     known |= {"cycles": document["cycles"], "solved_by": document["engine"], "time": rows.now()}
-    known |= rows.machine(targets.describe("cpu"))
+    known |= rows.machine(devices.describe("cpu"))
     seconds = document["seconds"]
     whole = sum(spent for name, spent in seconds.items() if "." not in name)
     if document["verdict"] != engines.SOLVED:

@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-from tilewright import models, reorder, targets
+from tilewright import devices, models
+from tilewright.attention import reorder
+from tilewright.attention.schedule.search import NAMES as SOLVERS
+from tilewright.attention.schedule.search import entered
 from tilewright.core import progress
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.models import dynamicvit
-from tilewright.schedule.search import NAMES as SOLVERS
-from tilewright.schedule.search import entered
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import lock
@@ -117,10 +118,10 @@ def modules(row, device):
         "tilewright_study.experiments.attention.run",
         # Of any size: the gate is among them.
         *models.modules("dynamicvit-s-224"),
-        f"tilewright.reorder.{row['reorder']}",
+        f"tilewright.attention.reorder.{row['reorder']}",
         *entered(row["solver"]),
         *(f"tilewright_study.baselines.sparse.{name}" for name in sparse_baselines.DENSE),
-        *targets.modules(device, *targets.PLANNING),
+        *devices.modules(device, *devices.PLANNING),
     ]
 
 
@@ -133,7 +134,7 @@ def size(case, settings):
 def run(case, settings, how):
     """Yield a row for each patch of the resolution `case`. A cell that cannot run is skipped, with the reason."""
     resolution = _resolution(case)
-    facts = targets.describe(how.device)
+    facts = devices.describe(how.device)
     for patch in progress.with_progress(settings.patches, f"heat map {resolution} px"):
         known = {"resolution": resolution, "patch": patch, "reorder": settings.order, "solver": settings.solver}
         tokens = 1 + (resolution // patch) ** 2
@@ -178,8 +179,8 @@ def make_plan(pattern, settings, how):
     """The `tilewright.Plan` of a `pattern`, of those tiles of the study that fit it."""
     import torch
 
-    from tilewright import api
-    from tilewright.blocks import tiles
+    from tilewright.attention import plan as api
+    from tilewright.attention.blocks import tiles
 
     return api.plan(
         pattern,
@@ -188,7 +189,7 @@ def make_plan(pattern, settings, how):
         dtype=getattr(torch, how.dtype),
         device=how.device,
         reorder=settings.order,
-        tiles=tiles.fitting(settings.tiles, pattern.shape, targets.facts(how.device).FEWEST_ROWS),
+        tiles=tiles.fitting(settings.tiles, pattern.shape, devices.facts(how.device).FEWEST_ROWS),
         solver=settings.solver,
         split_keys=settings.split_keys,
         time_limit_s=SOLVE_SECONDS,

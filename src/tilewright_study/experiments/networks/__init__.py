@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.networks import Plans, attentions, batching
@@ -140,13 +140,13 @@ def modules(row, device):
     # The first of a package is the oracle.
     entered = [f"{package.__name__}.{name}" for name in (package.NAMES[0], row["attention"])]
     if "pruner" in options:
-        entered.append(f"tilewright.pruners.{options['pruner']}")
+        entered.append(f"tilewright.packed.pruners.{options['pruner']}")
     if package is batching:
-        entered += targets.modules(device, "packed")
+        entered += devices.modules(device, "packed")
     if row["attention"] == "tilewright":
         stated = {name: row[name] for name in ("reorder", "solver") if row.get(name)}
         entered += Plans(**stated).entered
-        entered += targets.modules(device, *targets.PLANNING)
+        entered += devices.modules(device, *devices.PLANNING)
     return [f"tilewright.models.{family}", f"tilewright.networks.{family}", *entered]
 
 

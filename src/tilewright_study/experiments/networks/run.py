@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from tilewright import networks, reference, targets
+from tilewright import devices, networks, reference
+from tilewright.attention.profile import DTYPES
 from tilewright.core import _internals, images, registry, timing
 from tilewright.core.errors import ConfigError
 from tilewright.core.turns import time_in_turns
 from tilewright.models import _gates
 from tilewright.networks import _sites, attentions, batching
-from tilewright.profile import DTYPES
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.experiments.networks import columns, side
@@ -128,7 +128,7 @@ def run_network(name, batches, effort, *, compiled=None, plans=(), device="cpu",
     """
     registry.check("dtype", dtype, DTYPES)
     family, options = networks.parse(name)
-    facts = targets.describe(device)
+    facts = devices.describe(device)
     compiled = compiled or {}
     create, inputs = _prepared(name, [batches, compiled], device, dtype, seed)
     dense = create(networks.exchanged(family)[1][0])
@@ -220,7 +220,7 @@ def _prepared(name, batches, device, dtype, seed):
     family, options = networks.parse(name)
     # What a family exchanges, its attention or its batching, is a column of its rows under the first name.
     what, _ = networks.exchanged(family)
-    place, kind = targets.facts(device).TORCH_DEVICE, getattr(torch, dtype)
+    place, kind = devices.facts(device).TORCH_DEVICE, getattr(torch, dtype)
 
     def create(exchanged, plans=None):
         # As a user makes them: layers go by the versions of parameters, which inference tensors do not have.

@@ -3,7 +3,8 @@
 import resource
 from typing import Literal
 
-from tilewright import models, reorder, targets
+from tilewright import devices, models
+from tilewright.attention import reorder
 from tilewright.core import progress
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright_study import sections
@@ -78,7 +79,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
-    return [*_family(row["model"]), f"tilewright.reorder.{row['reorder']}"]
+    return [*_family(row["model"]), f"tilewright.attention.reorder.{row['reorder']}"]
 
 
 def size(case, settings):
@@ -88,7 +89,7 @@ def size(case, settings):
 
 def run(case, settings, how):
     """Yield a row for each workload and order, smallest workload first."""
-    facts = rows.machine(targets.describe("cpu"))
+    facts = rows.machine(devices.describe("cpu"))
     # What is compiled or loaded once is no part of an order's time.
     for order in settings.orders if settings.workloads else ():
         reorder.apply(models.build(settings.workloads[0]), order)

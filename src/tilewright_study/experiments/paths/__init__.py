@@ -7,11 +7,11 @@ from typing import Literal
 
 import msgspec
 
-from tilewright import networks, paths, targets
+from tilewright import devices, networks, paths
+from tilewright import milp as solvers
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import parse
-from tilewright.schedule import solvers
 from tilewright_study import scenes, sections, training
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
@@ -258,7 +258,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = [*targets.modules(device, "maps", "scenes")]
+    own = [*devices.modules(device, "maps", "scenes")]
     parts = ("measure", "program", "exhaustive", "accuracy", "latency", "space", "table")
     own += [f"{paths.__name__}.{name}" for name in parts]
     if row.get("network"):

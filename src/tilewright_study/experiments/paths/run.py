@@ -7,7 +7,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import weight_files
 from tilewright.networks import layers as counted
 from tilewright.paths import accuracy, calls, latency, measure, program, search, space, surrogate, table
@@ -39,8 +39,8 @@ class Bench:
 
     def __post_init__(self):
         stated, how = self.settings.network, self.how
-        self.device = targets.describe(how.device)
-        place = targets.facts(how.device).TORCH_DEVICE
+        self.device = devices.describe(how.device)
+        place = devices.facts(how.device).TORCH_DEVICE
         self.source = scenes.create(self.settings.data)
         family, options = networks.parse(stated.network)
         classes = len(self.source.classes)

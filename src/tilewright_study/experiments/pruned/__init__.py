@@ -2,10 +2,11 @@
 
 from typing import Literal
 
-from tilewright import networks, pruners, targets
+from tilewright import devices, networks
 from tilewright.core.errors import ConfigError
 from tilewright.networks import batching
 from tilewright.networks.batching import MODES, UNPRUNED
+from tilewright.packed import pruners
 from tilewright_study import sections
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
@@ -163,9 +164,9 @@ def modules(row, device):
     return [
         *(f"tilewright.{where}.{family}" for where in ("models", "networks")),
         *(f"tilewright.networks.batching.{name}" for name in ("padded", row["batching"]) if name != UNPRUNED),
-        f"tilewright.pruners.{row['pruner']}",
-        *(["tilewright.pruners.none"] if row["batching"] == UNPRUNED else []),
-        *targets.modules(device, "packed"),
+        f"tilewright.packed.pruners.{row['pruner']}",
+        *(["tilewright.packed.pruners.none"] if row["batching"] == UNPRUNED else []),
+        *devices.modules(device, "packed"),
     ]
 
 

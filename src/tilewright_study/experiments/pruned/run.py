@@ -21,14 +21,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tilewright import networks, reference, targets
+from tilewright import devices, networks, reference
+from tilewright.attention.profile import DTYPES
 from tilewright.core import images, registry, timing
 from tilewright.core.errors import ConfigError
 from tilewright.models import _gates
 from tilewright.networks import batching
 from tilewright.networks._captured import Captured
 from tilewright.networks.batching import MODES, UNPRUNED, ragged
-from tilewright.profile import DTYPES
 from tilewright_study.baselines.sparse import Unavailable, need_gpu
 from tilewright_study.experiments.pruned import FAMILY, check_modes
 from tilewright_study.measure.checks import judging, refusal, refuted, settled
@@ -146,8 +146,8 @@ def run_pruned(name, settings, batchings, modes, effort, *, device="cpu", dtype=
         registry.check("batching", chosen, (*batching.NAMES, UNPRUNED))
     for mode in modes:
         registry.check("mode", mode, MODES)
-    facts, sizes = targets.describe(device), sorted({batch for chosen in modes.values() for batch in chosen})
-    place = targets.facts(device).TORCH_DEVICE
+    facts, sizes = devices.describe(device), sorted({batch for chosen in modes.values() for batch in chosen})
+    place = devices.facts(device).TORCH_DEVICE
     inputs = crops(max(*sizes, JUDGED), options["image_size"], seed).to(place, getattr(torch, dtype))
     training = crops(FITTED, options["image_size"], seed + 1).to(inputs)
     for place, setting in enumerate(settings):

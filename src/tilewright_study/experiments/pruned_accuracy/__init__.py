@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tilewright import networks, pruners, targets
+from tilewright import devices, networks
 from tilewright.core.errors import ConfigError
 from tilewright.networks import batching
 from tilewright.networks.batching import UNPRUNED
+from tilewright.packed import pruners
 from tilewright_study import sections
 from tilewright_study.experiments import pruned
 from tilewright_study.measure.rows import Count, Number
@@ -153,7 +154,7 @@ def arguments_of_training(config, case):
     training = config.pruned_accuracy.training
     optional = {"batch": training.batch, "steps": training.steps, "predictor-steps": training.predictor_steps}
     stated = [word for name, n in optional.items() if n is not None for word in (f"--{name}", str(n))]
-    compiled = ["--compiled"] if targets.facts(config.device).GPU_TIMER else []
+    compiled = ["--compiled"] if devices.facts(config.device).GPU_TIMER else []
     return [
         *("--network", shlex.quote(name), "--seed", seed, "--seconds", str(training.seconds)),
         *("--predictor-seconds", str(training.predictor_seconds), "--keep-ratio", str(training.keep_ratio)),
@@ -173,7 +174,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = ["tilewright_study.scenes.sources.crops", *targets.modules(device, "scenes")]
+    own = ["tilewright_study.scenes.sources.crops", *devices.modules(device, "scenes")]
     # A row that says that there are no weights has no pruner.
     return [*own, *pruned.modules(row, device)] if row.get("pruner") else own
 
@@ -182,7 +183,7 @@ def modules_of_training(network, device):
     """Dotted names of the modules by which a network is trained, and DynamicViT's predictor for it."""
     family, _ = networks.parse(network)
     own = (f"models.{family}", f"networks.{family}", "networks.batching.padded", "scenes.sources.crops", "pruners.none")
-    return [*(f"tilewright.{name}" for name in (*own, "pruners.dynamicvit")), *targets.modules(device, "scenes")]
+    return [*(f"tilewright.{name}" for name in (*own, "pruners.dynamicvit")), *devices.modules(device, "scenes")]
 
 
 def size(case, settings):

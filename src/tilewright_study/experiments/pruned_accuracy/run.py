@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core.errors import Unavailable
 from tilewright.networks.batching import UNPRUNED
 from tilewright_study import scenes
@@ -51,7 +51,7 @@ def run(case, settings, how):
         yield from rows(name, int(seed), settings, how, how.effort(settings.max_seconds))
     except Unavailable as reason:
         known = {"network": name, "training": int(seed), "dtype": how.dtype, "time": now()}
-        yield known | machine(targets.describe(how.device)) | {"status": "skipped", "reason": str(reason)}
+        yield known | machine(devices.describe(how.device)) | {"status": "skipped", "reason": str(reason)}
 
 
 @torch.inference_mode()
@@ -60,7 +60,7 @@ def rows(name, seed, settings, how, effort):
     if missing := [path for path in sources(settings) if not Path(path).is_file()]:
         raise Unavailable(f"no weights at {missing[0]}")
     _, options = networks.parse(name)
-    facts, place = targets.describe(how.device), targets.facts(how.device).TORCH_DEVICE
+    facts, place = devices.describe(how.device), devices.facts(how.device).TORCH_DEVICE
     classes = len(scenes.create(SOURCE).classes)
     dtype = getattr(torch, how.dtype)
     shown = {split: crops(split, settings.crops, options["image_size"], place) for split in (KNOWN, NOVEL)}

@@ -179,7 +179,7 @@ def size(case, settings):
 
 def run(case, settings, how):
     """Yield the rows of a case: of the whole, and of what its tiles hold. Raises `TilewrightError`."""
-    from tilewright import targets
+    from tilewright import devices
     from tilewright.pushmem import stage
 
     app, memory = case.rsplit(".", 1)
@@ -190,7 +190,7 @@ def run(case, settings, how):
         (said,) = csv.DictReader(stream)
     if [said["app"], said["memory"]] != [app, memory]:
         raise ArtifactError(f"{folder}/run.csv: expected {app} on {memory}, found {said['app']} on {said['memory']}")
-    known = {"app": app, "memory": memory, "time": rows.now(), **rows.machine(targets.describe("cpu"))}
+    known = {"app": app, "memory": memory, "time": rows.now(), **rows.machine(devices.describe("cpu"))}
     told = [tile["from_stream"] for tile in config["tiles"]]
     asked = [each for each in told if each["verdict"] != stage.NOT_ASKED]
     wrong = {name: said[f"error_words_{name}"] for name in ("model", "rtl")}

@@ -96,10 +96,10 @@ def run(case, settings, how):
     """Yield the row of a case. Raises `TilewrightError`."""
     import numpy as np
 
-    from tilewright import models, targets
+    from tilewright import devices, models
     from tilewright.pushmem import attention
 
-    known = {"model": case, "time": rows.now(), **rows.machine(targets.describe("cpu"))}
+    known = {"model": case, "time": rows.now(), **rows.machine(devices.describe("cpu"))}
     graph = models.build(case, settings.params)
     make = attention.longformer if graph.meta["family"] == "vision_longformer" else attention.regionvit
     try:

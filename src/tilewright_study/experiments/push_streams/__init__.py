@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tilewright.blocks import tiles as tile_names
+from tilewright.attention.blocks import tiles as tile_names
 from tilewright.core.errors import TilewrightError
 from tilewright_study import sections
 from tilewright_study.experiments import push
@@ -73,8 +73,8 @@ def modules(row, device):
     """Modules that a row depends on."""
     from tilewright import models
 
-    order = f"tilewright.reorder.{row['reorder']}"
-    return [*models.modules(row["model"], None), order, "tilewright.blocks", "tilewright.pushmem.pieces"]
+    order = f"tilewright.attention.reorder.{row['reorder']}"
+    return [*models.modules(row["model"], None), order, "tilewright.attention.blocks", "tilewright.pushmem.pieces"]
 
 
 def size(case, settings):
@@ -86,10 +86,11 @@ def size(case, settings):
 
 def run(case, settings, how):
     """Yield a row for each order and tile. Raises `TilewrightError`."""
-    from tilewright import blocks, models, reorder, targets
+    from tilewright import devices, models
+    from tilewright.attention import blocks, reorder
     from tilewright.pushmem import pieces
 
-    facts = rows.machine(targets.describe("cpu"))
+    facts = rows.machine(devices.describe("cpu"))
     pattern = models.build(case, settings.params)
     for order in settings.orders:
         known = {"model": case, "reorder": order, "tokens": pattern.n_rows, **facts}

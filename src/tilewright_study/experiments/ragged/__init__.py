@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tilewright import targets
+from tilewright import devices
 from tilewright.core.errors import ConfigError
 from tilewright_study import sections
 from tilewright_study.baselines import packed as packed_baselines
@@ -129,7 +129,7 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
     peer = [] if row["provider"] == OURS else [f"tilewright_study.baselines.packed.{row['provider']}"]
-    return [*targets.modules(device, "packed"), *peer]
+    return [*devices.modules(device, "packed"), *peer]
 
 
 def size(case, settings):

@@ -1,6 +1,6 @@
 """The dispatch floor: the host's time of each call of packed attention, whatever the GPU has to do."""
 
-from tilewright import targets
+from tilewright import devices
 from tilewright_study.experiments.ragged import table_ragged
 from tilewright_study.figures import _contenders, _style
 from tilewright_study.tables import _read
@@ -8,7 +8,7 @@ from tilewright_study.tables import _read
 
 def needs(config):
     """What the table of packed attention needs, on a GPU: on a CPU a call is its work."""
-    return table_ragged.needs(config) if targets.facts(config.device).GPU_TIMER else []
+    return table_ragged.needs(config) if devices.facts(config.device).GPU_TIMER else []
 
 
 def draw(inputs):

@@ -7,10 +7,11 @@ from functools import cached_property
 
 import torch
 
-from tilewright import ragged, reference, targets
+from tilewright import devices, reference
+from tilewright.attention.profile import DTYPES
 from tilewright.core import registry
 from tilewright.core.timing import copy_bandwidth, time_call, time_gpu, time_host
-from tilewright.profile import DTYPES
+from tilewright.packed import pack
 from tilewright_study import sections
 from tilewright_study.baselines import packed as packed_baselines
 from tilewright_study.baselines.sparse import Unavailable
@@ -42,7 +43,7 @@ def run_ragged(heads, head_dim, lengths, attention, effort, *, device="cpu", dty
     registry.check("dtype", dtype, DTYPES)
     for name in attention:
         registry.check("attention", name, PROVIDERS)
-    kind, facts = getattr(torch, dtype), targets.describe(device)
+    kind, facts = getattr(torch, dtype), devices.describe(device)
     for low, high in lengths:
         for images in sorted({images for sizes in attention.values() for images in sizes}):
             batch = _Batch(heads, head_dim, (low, high), images, kind, facts, seed)
@@ -59,9 +60,9 @@ class _Batch:
     def __init__(self, heads, head_dim, lengths, images, dtype, facts, seed):
         generator = torch.Generator().manual_seed(seed)
         counts = torch.randint(lengths[0], lengths[1] + 1, (images,), generator=generator)
-        device = targets.facts(facts["kind"]).TORCH_DEVICE
+        device = devices.facts(facts["kind"]).TORCH_DEVICE
         self.counts, self.facts, self.dtype = counts.tolist(), facts, dtype
-        self.packing = ragged.pack_lengths(counts.to(device))
+        self.packing = pack.pack_lengths(counts.to(device))
         kept = sum(self.counts)
         qkv = torch.randn(kept, 3, heads, head_dim, generator=generator).to(device, dtype)
         self.qkv = qkv.unbind(1)
@@ -110,7 +111,7 @@ class _Batch:
         back = torch.zeros_like(x)
         back[self.keep] = packed
         run, expected, rows = {
-            "pack": (lambda: ragged.pack(self.keep, capacity, x).tokens, packed, 2 * len(packed)),
+            "pack": (lambda: pack.pack(self.keep, capacity, x).tokens, packed, 2 * len(packed)),
             "gather": (lambda: self.packing.gather(x), packed, 2 * len(packed)),
             "scatter": (lambda: self.packing.scatter(packed), back, len(packed) + x.shape[0] * x.shape[1]),
             "first": (lambda: self.packing.first(packed), x[:, 0], 2 * len(x)),
@@ -142,7 +143,7 @@ class _Batch:
         """A row with the times of its call, None of one that did not pass. moved: bytes at least."""
         if call is None:
             return row
-        gpu = targets.facts(self.facts["kind"]).GPU_TIMER
+        gpu = devices.facts(self.facts["kind"]).GPU_TIMER
         taken = (time_gpu if gpu else time_call)(call, **effort.limits)
         facts = taken.columns
         facts |= {} if flops is None else {"useful_gflops": flops / taken.p50_us / 1e3}

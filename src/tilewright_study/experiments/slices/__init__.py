@@ -5,9 +5,10 @@ import re
 from itertools import product
 from typing import Literal
 
-from tilewright import predictors, targets
-from tilewright.blocks import tiles
+from tilewright import devices
+from tilewright.attention.blocks import tiles
 from tilewright.core.errors import ConfigError
+from tilewright.slices import predictors
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import rows
@@ -221,7 +222,7 @@ def planned(case, settings):
 
 def named(settings, device):
     """The modules of the predictors."""
-    return [f"tilewright.predictors.{split(stated)[1][0]}" for stated in settings.predictors.values()]
+    return [f"tilewright.slices.predictors.{split(stated)[1][0]}" for stated in settings.predictors.values()]
 
 
 def modules(row, device):
@@ -230,8 +231,8 @@ def modules(row, device):
     provider = row.get("provider", "")
     peer = [f"tilewright_study.baselines.sparse.{provider}"] if provider not in ("", "tilewright", "flex") else []
     chosen = row.get("chosen_by", "") not in ("", ORACLE)
-    by = [f"tilewright.predictors.{name}" for name in predictors.NAMES] if chosen else []
-    return [*targets.modules(device, "slices", "slice_selection"), *peer, *by]
+    by = [f"tilewright.slices.predictors.{name}" for name in predictors.NAMES] if chosen else []
+    return [*devices.modules(device, "slices", "slice_selection"), *peer, *by]
 
 
 def size(case, settings):

@@ -10,11 +10,11 @@ from itertools import product
 import numpy as np
 import torch
 
-from tilewright import graph, reference, slices, targets
-from tilewright.blocks import tiles
+from tilewright import devices, graph, reference, slices
+from tilewright.attention.blocks import tiles
+from tilewright.attention.profile import DTYPES
 from tilewright.core import registry
 from tilewright.core.timing import time_gpu, time_host, time_together
-from tilewright.profile import DTYPES
 from tilewright.slices import measures, orders
 from tilewright.slices.prediction import LEAST
 from tilewright.torch_attention import flex_blocks
@@ -78,8 +78,8 @@ class Maps:
         Raises `UnknownNameError`, `PatternError` and `DeviceError`.
         """
         registry.check("dtype", dtype, DTYPES)
-        self.facts, self.dtype, self.seed = targets.describe(device), getattr(torch, dtype), seed
-        self.place = targets.facts(device).TORCH_DEVICE
+        self.facts, self.dtype, self.seed = devices.describe(device), getattr(torch, dtype), seed
+        self.place = devices.facts(device).TORCH_DEVICE
         self.grid, self.heads, self.head_dim = grid, heads, head_dim
         self.origin = {"maps": "planted"} if origin is None else origin
         if made is None:
@@ -113,7 +113,7 @@ class Maps:
     @property
     def gpu(self):
         """Whether calls are timed by a GPU's own clock."""
-        return targets.facts(self.facts["kind"]).GPU_TIMER
+        return devices.facts(self.facts["kind"]).GPU_TIMER
 
     @cached_property
     def pairs(self):
@@ -345,7 +345,7 @@ def compile_flex(heads, head_dim, grid, *, device, dtype):
     """Make torch compile `flex` for tokens of a shape; yields its name, nothing where it cannot run."""
     tokens = grid[0] * grid[1] * grid[2]
     blocks = -(-tokens // BLOCK)
-    place = targets.facts(device).TORCH_DEVICE
+    place = devices.facts(device).TORCH_DEVICE
     try:
         attend = flex_blocks.prepare(
             torch.ones(1, heads, blocks, blocks, dtype=torch.bool, device=place), (tokens, tokens)

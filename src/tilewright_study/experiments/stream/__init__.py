@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tilewright import networks, paths, targets
+from tilewright import devices, networks, paths
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright_study import sections
@@ -194,7 +194,7 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
     own = ["tilewright_study.scenes.sources.stream"]
-    own += targets.modules(device, "maps", "scenes")
+    own += devices.modules(device, "maps", "scenes")
     own += [f"{paths.__name__}.{name}" for name in ("measure", "stream", "runner", "calls", "table")]
     if row.get("network"):
         own.append(f"tilewright.networks.{networks.parse(row['network'])[0]}")

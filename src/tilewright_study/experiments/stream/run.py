@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import torch
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core import timing, weight_files
 from tilewright.core.errors import ArtifactError
 from tilewright.networks import layers
@@ -50,11 +50,11 @@ class Contenders:
         table.Table(entries).check(
             network=stated.network,
             checkpoint=weight_files.digest(stated.file),
-            device=targets.describe(how.device)["name"],
+            device=devices.describe(how.device)["name"],
             dtype=how.dtype,
             batch=1,
         )
-        place = targets.facts(how.device).TORCH_DEVICE
+        place = devices.facts(how.device).TORCH_DEVICE
         source = scenes.create("stream", frames=settings.scenes, shots=settings.shots)
         shown = measure.Scenes(source, {"test": settings.scenes}, pixels(stated), place)
         self.images = shown.kept["test"][0].to(getattr(torch, how.dtype))
@@ -241,7 +241,7 @@ class Contenders:
                     path=name,
                     rung="trained",
                     batch=1,
-                    device=targets.describe(how.device)["name"],
+                    device=devices.describe(how.device)["name"],
                     dtype=how.dtype,
                     compiled=compiled,
                     macs=layers.macs(getattr(layers, networks.parse(stated.network)[0])(network.options, path)),
@@ -330,7 +330,7 @@ def rows(case, settings, how):
     first = bench.table.rows[0]
     known = {
         "case": case, "network": settings.network.network, "checkpoint": first.checkpoint, "rung": settings.rung,
-        "dtype": how.dtype, "compiled": first.compiled, **machine(targets.describe(how.device)),
+        "dtype": how.dtype, "compiled": first.compiled, **machine(devices.describe(how.device)),
     }  # fmt: skip
     for name in settings.traces:
         trace = stream.trace(name, bench.table, settings.frames, seed=how.seed)

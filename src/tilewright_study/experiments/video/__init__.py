@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from tilewright import networks, targets
+from tilewright import devices, networks
 from tilewright.core.errors import ConfigError
 from tilewright.models import wan as pattern
 from tilewright.networks import video_attentions
@@ -182,16 +182,16 @@ def modules(row, device):
     entered = [f"tilewright.networks.{family}", "tilewright_study.scenes.clips", "tilewright_study.training.video"]
     entered += [f"{video_attentions.__name__}.{name}" for name in {"dense", row.get("by") or "dense"}]
     if row.get("by") in CHOOSING:
-        entered += targets.modules(device, "slices", "slice_selection")
+        entered += devices.modules(device, "slices", "slice_selection")
     if row.get("by") == "window":
-        entered += ["tilewright.networks.attentions.tilewright", *targets.modules(device, *targets.PLANNING)]
+        entered += ["tilewright.networks.attentions.tilewright", *devices.modules(device, *devices.PLANNING)]
     return own + entered
 
 
 def named(settings, device):
     """The modules of the predictors."""
     chosen = [each for each in settings.attention.values() if each.by in CHOOSING]
-    return [f"tilewright.predictors.{each.settings.get('by', CHOOSING[each.by])}" for each in chosen]
+    return [f"tilewright.slices.predictors.{each.settings.get('by', CHOOSING[each.by])}" for each in chosen]
 
 
 def sources(settings):

@@ -1,6 +1,6 @@
 """Frames of a clip as it is drawn, and of clips that a trained network samples with dense attention and with lists."""
 
-from tilewright import targets
+from tilewright import devices as targets
 from tilewright_study.figures import _style
 from tilewright_study.stages import video_pictures
 

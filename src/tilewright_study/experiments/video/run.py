@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tilewright import networks, reference, slices, targets
+from tilewright import devices, networks, reference, slices
 from tilewright.core import timing
 from tilewright.core.errors import TilewrightError, Unavailable
 from tilewright.models import wan as pattern
@@ -63,7 +63,7 @@ def run(case, settings, how):
 @torch.no_grad()
 def run_network(case, settings, how):
     """Yield a row for each attention and mode, see `video.Row`. Raises `TilewrightError`."""
-    facts, place = targets.describe(how.device), targets.facts(how.device).TORCH_DEVICE
+    facts, place = devices.describe(how.device), devices.facts(how.device).TORCH_DEVICE
     dtype, trained = getattr(torch, how.dtype), False
     if settings.weights is None:
         # Drawn where they are used: a CPU takes some ten seconds for those of 1.3B.
@@ -105,7 +105,7 @@ def run_network(case, settings, how):
     if trained:
         _sample(passed, inputs, settings.sampler, how.seed)
     if "eager" in settings.modes:
-        _time(passed, inputs, effort, gpu=targets.facts(how.device).GPU_TIMER)
+        _time(passed, inputs, effort, gpu=devices.facts(how.device).GPU_TIMER)
         yield from (made.row for made in contenders)
     else:
         yield from (made.row | {"mode": "compile"} for made in contenders if made.row["status"] != "ok")
@@ -113,7 +113,7 @@ def run_network(case, settings, how):
         network.compile_layers(dynamic=False)
         for made in contenders:
             if made.row["status"] == "ok":
-                yield _compiled(made, inputs, effort, dense, tolerance, gpu=targets.facts(how.device).GPU_TIMER)
+                yield _compiled(made, inputs, effort, dense, tolerance, gpu=devices.facts(how.device).GPU_TIMER)
 
 
 def _inputs(network, place, dtype, seed, trained):

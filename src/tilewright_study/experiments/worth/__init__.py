@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tilewright import reorder, targets
+from tilewright import devices
+from tilewright.attention import reorder
+from tilewright.attention.schedule.search import NAMES as SOLVERS
+from tilewright.attention.schedule.search import entered
 from tilewright.core.errors import ConfigError
-from tilewright.schedule.search import NAMES as SOLVERS
-from tilewright.schedule.search import entered
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import rows
@@ -185,10 +186,10 @@ def modules(row, device):
     orders = [name for name in reorder.NAMES if chosen in (AUTO, name)]
     return [
         *made,
-        "tilewright.api",
-        *(f"tilewright.reorder.{name}" for name in orders),
+        "tilewright.attention.plan",
+        *(f"tilewright.attention.reorder.{name}" for name in orders),
         *entered(row.get("solver") or "greedy"),
-        *targets.modules(device, *targets.PLANNING),
+        *devices.modules(device, *devices.PLANNING),
     ]
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tilewright import api, reference, targets
+from tilewright import devices, reference
+from tilewright.attention import plan as api
 from tilewright.core.errors import ConfigError
 from tilewright.core.timing import time_call, time_gpu, time_together
 from tilewright.models import _ready
@@ -184,7 +185,7 @@ def rows(side, settings, how):
     """
     effort = how.effort(settings.max_seconds)
     found = _checked_rows(side, settings, how, effort)
-    if targets.facts(how.device).GPU_TIMER:
+    if devices.facts(how.device).GPU_TIMER:
         for row, call in found:
             yield _timed(row, call, True, effort)
         return
@@ -200,7 +201,7 @@ def _checked_rows(side, settings, how, effort):
     sizes = {"heads": settings.heads, "head_dim": settings.head_dim, "batch": settings.batch}
     common = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
     shared = {"side": side, "tokens": N_GLOBAL + side**2, "square": settings.square, "dtype": how.dtype, **sizes}
-    shared |= machine(targets.describe(how.device))
+    shared |= machine(devices.describe(how.device))
     tokens = _tokens(_everything(side), sizes, common)
     image = Image(_vit(settings, tokens, how), side, tokens)
     known = shared | {"asked": 1.0, "density": 1.0}

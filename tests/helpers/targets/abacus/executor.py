@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tilewright.schedule.record import verify_inputs
-from tilewright.targets import qkv
-from tilewright.targets.setting import Setting, setting
+from tilewright.attention.schedule.record import verify_inputs
+from tilewright.attention.setting import Setting, setting
+from tilewright.devices import qkv
 
 
 def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):

@@ -1,8 +1,8 @@
 """Costs of shapes, computed instead of measured: a bead takes a nanosecond."""
 
-from tilewright.blocks import work
+from tilewright.attention.blocks import work
+from tilewright.attention.profile import item_shape
 from tilewright.core.timing import Timing
-from tilewright.profile import item_shape
 
 
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None):

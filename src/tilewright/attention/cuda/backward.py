@@ -1,0 +1,613 @@
+"""Gradients of a schedule on an NVIDIA GPU: one launch for those of the queries, one for those of keys and values.
+
+The first gives each query's log-sum-exp to the second (`backward_kernels`). Lists are made with the first backward of
+an executor, see `backward_lists`. Memory beyond the gradients: two floats for each query, and what the parts of split
+items leave. All sums have one order, so that no two calls differ.
+"""
+
+import itertools
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+
+import numpy as np
+import torch
+from scipy import sparse
+from triton import OutOfResources
+
+from tilewright.attention.cuda import (
+    backward_kernels,
+    backward_lists,
+    bias_gradients,
+    bias_values,
+    config,
+    executor,
+    tile_lists,
+)
+from tilewright.attention.cuda.config import HEAD_DIMS
+from tilewright.attention.cuda.tile_lists import Item, Part
+from tilewright.core.errors import DeviceError, PatternError
+from tilewright.devices import qkv
+from tilewright.devices.cuda import launcher, tape
+
+# The kernels of a backward, in order.
+HALVES = "queries", "keys"
+# Executors of several patterns are differentiated, also in a bias.
+TAKES_UNITS = BIAS_TAKES_UNITS = True
+# Numbers of what calls give beside the tokens: the greatest bias of each query, and tiles of the launches from then on.
+_PEAK, _TILES = 10, 11
+
+
+def gradients(forward, q, k, v, out, grad):
+    """``(dq, dk, dv)`` of ``out = forward(q, k, v)`` for the gradient `grad` [B, H, N_q, D] of `out`, contiguous.
+
+    forward: an `executor.Executor`. Raises `DeviceError` while a CUDA graph is captured, unless a call with tensors of
+    these shapes and strides came before.
+    """
+    return prepared(forward)(q, k, v, out, grad, forward.table)
+
+
+def prepared(forward):
+    """The `Backward` of an executor, for all values of its bias, made when it is first asked for."""
+    base = forward.base
+    if base.backward is None:
+        with base.preparing:
+            if base.backward is None:
+                base.backward = Backward(base)
+    return base.backward
+
+
+def gradients_with_bias(forward, q, k, v, out, grad):
+    """``(dq, dk, dv, d_table)`` of an executor with a bias: d_table float32 [H, T], the sums over an entry's pairs.
+
+    Otherwise as `gradients`.
+    """
+    return prepared(forward).of_bias(q, k, v, out, grad, forward.table)
+
+
+@dataclass(frozen=True)
+class Forms:
+    """How the kernels of a backward are compiled. queries, keys: ``callable(tile) -> KernelConfig`` of either kernel.
+
+    wide_keys: of the launches of keys that are not `narrow`; None for that of all. query_tiles, key_tiles: names of the
+    tiles that regions choose from. most_full: see `backward_lists.MOST_FULL`.
+    """
+
+    queries: object
+    keys: object
+    wide_keys: object = None
+    query_tiles: tuple[str, ...] = backward_lists.TILES
+    key_tiles: tuple[str, ...] = backward_lists.TILES
+    most_full: float = backward_lists.MOST_FULL
+
+
+def default(head_dim, dtype):
+    """The `Forms` that hold unless others are asked for."""
+    form = lambda tile, narrow=False: config.for_backward(tile.rows, head_dim, dtype, narrow)  # noqa: E731
+    return Forms(form, partial(form, narrow=True), form)
+
+
+def narrow(lists):
+    """Whether a kernel of keys may have 32 queries a step of these `TileLists`.
+
+    ASSUME: with masks in bytes, or with a loop over full steps beside one over masked steps, the assembler serialises
+    the products of some of these kernels, and of fewer with 64 (triton 3.7, sm_90a, head dim 64).
+    """
+    return lists.rank != tile_lists.BYTES and not (lists.full and lists.partial)
+
+
+class Backward:
+    """The prepared backward of an executor. The first call with tensors of some layout compiles, later ones do not."""
+
+    def __init__(self, forward, forms=None, halves=HALVES):
+        """Make the lists of `forward`; forms: `Forms`, None for the default. halves: those to make, of `HALVES`; with a
+        bias those of queries are always made."""
+        _expect_no_capture()
+        source, self._forward = forward.source, forward
+        common, (n_q, n_k), device = source.common, forward.shape, forward.device
+        forms = forms or default(common.head_dim, common.dtype)
+        units, n_patterns = common.units, 1 if common.units is None else common.units.patterns
+        seen_by = backward_lists.transposed(source.used, (n_patterns * n_q, n_k))
+        found = seen_by.T.tocsr()
+        each = [found[g * n_q : (g + 1) * n_q] for g in range(n_patterns)]
+        if units is not None:
+            seen_by = sparse.vstack([x.T for x in each], format="csr")
+        rows, keys = common.taken
+        natural_rows, natural_keys = common.natural
+        by_query = by_key = None
+        if common.bias is not None:
+            length = common.bias.table.shape[1]
+            by_query = executor.index(common)
+
+            def by_key(key, row):
+                at = common.bias.index(natural_rows[row], natural_keys[key % n_k])
+                # As in `executor.bias_table`.
+                apart = units is not None and units.apart
+                return key // n_k % units.heads * length + at if apart else at
+
+        self._halves = {half: [] for half in HALVES}
+        # What is taken off a bias is known by the tiles of the queries.
+        if "queries" in halves or common.bias is not None:
+            made = backward_lists.as_graph(found, n_patterns)
+            arranged = partial(executor.lists_of, common=common, n_rows=n_q)
+            lists = backward_lists.build(
+                made, lambda t: forms.queries(t).step_keys, by_query, forms.query_tiles, forms.most_full, arranged
+            )
+            self._halves["queries"] = [
+                QueryLaunch(each, forms.queries(tile), common, (rows, keys), device) for tile, each in lists
+            ]
+            _longest_first(self._halves["queries"])
+        if "keys" in halves:
+            made = backward_lists.as_graph(seen_by, n_patterns)
+            arranged = partial(executor.lists_of, common=common, n_rows=n_k)
+
+            def listed(form):
+                def step_keys(tile):
+                    return form(tile).step_keys
+
+                built = backward_lists.build(made, step_keys, by_key, forms.key_tiles, forms.most_full, arranged)
+                return [(tile, lists, form(tile)) for tile, lists in built]
+
+            wide, lists = forms.wide_keys or forms.keys, listed(forms.keys)
+            if any(not narrow(each) and form != wide(tile) for tile, each, form in lists):
+                lists = [x if narrow(x[1]) else y for x, y in zip(lists, listed(wide), strict=True)]
+            self._halves["keys"] = [KeyLaunch(each, form, common, (keys, rows), device) for _, each, form in lists]
+            _longest_first(self._halves["keys"])
+        for number, launch in enumerate(itertools.chain(*self._halves.values())):
+            launch.number = number
+        # Values of the bias that the plan was made with, made when they are first asked for; none without a bias.
+        self._own, self._valued = () if common.bias is None else None, None
+        seeing, seen = (int((np.diff(x.indptr) > 0).sum()) for x in (found, seen_by))
+        self._all_see, self._all_seen = seeing == found.shape[0], seen == seen_by.shape[0]
+        self._stream, self._of_bias = launcher.current_stream(device), None
+        # By stream, alignment and size: (whether tensors have its layout, launches).
+        self._known, self._lock = launcher.recent(), Lock()
+        # Calls with a table, by whether its gradient is asked for. What writes zeros is no launch.
+        self._launches_all = self._all_see and self._all_seen
+        self._of_tables = {of: tape.Calls(device, partial(self._made, of)) for of in (False, True)}
+        if device.type == "cuda":
+            # Calls may come on any stream.
+            torch.cuda.current_stream(device).synchronize()
+
+    @property
+    def memory_bytes(self):
+        """Bytes of lists and masks held between calls."""
+        own, places = sum(x.nbytes for x in self._own or ()), self._valued
+        held = 0 if places is None else places.memory_bytes
+        return own + held + sum(launch.memory_bytes for launch in itertools.chain(*self._halves.values()))
+
+    @property
+    def launches(self):
+        """The launches of each of `HALVES`, by name."""
+        return self._halves
+
+    @property
+    def executed(self):
+        """Pairs of query and key that a head works through, padding included: ``(for queries, for keys)``."""
+        return tuple(sum(launch.executed for launch in half) for half in self._halves.values())
+
+    def __call__(self, q, k, v, out, grad, table=None):
+        """``(dq, dk, dv)``, contiguous. Raises `PatternError` or `DeviceError` for tensors other than planned.
+
+        table: values [H, T] in place of those of the bias, on the device, which are read in each call.
+        """
+        return self._again(False, q, k, v, out, grad, table)
+
+    def of_bias(self, q, k, v, out, grad, table=None):
+        """``(dq, dk, dv, d_table)``, the last float32 [H, T]. Raises as a call does."""
+        if not len(q):
+            shape = self._forward.source.common.bias.table.shape
+            return *self(q, k, v, out, grad, table), torch.zeros(shape, dtype=torch.float32, device=q.device)
+        *found, sums = self._again(True, q, k, v, out, grad, table)
+        return *found, self._of_bias.of_table(sums)
+
+    def _again(self, of_bias, q, k, v, out, grad, table):
+        """What `_made` returns, by launches that were taken down where it consists of them."""
+        if grad.stride(-1) != 1:
+            grad = grad.contiguous()
+        placed = table is not None and table.is_contiguous() and table.device == q.device
+        made = self._of_tables[of_bias] if placed and self._launches_all else partial(self._made, of_bias)
+        return made(q, k, v, out, grad, table)
+
+    def _made(self, of_bias, q, k, v, out, grad, table):
+        """``(dq, dk, dv)``, with the sums of `bias_gradients` where they are asked for."""
+        launches, common, device = self._halves["queries"], self._forward.source.common, self._forward.device
+        tensors = self._run(q, k, v, out, grad, table)
+        if not of_bias:
+            return tensors[5:8]
+        if self._of_bias is None:
+            _expect_no_capture()
+            with self._lock:
+                self._of_bias = bias_gradients.BiasGradients(launches, common, device)
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            return *tensors[5:8], self._of_bias(launches, tensors)
+
+    def values(self, table=None):
+        """What launches take of a bias: ``(greatest of each query, tiles of each launch, …)``; nothing without one.
+
+        table: as of a call. Two calls of one table have the same.
+        """
+        if table is None and self._own is not None:
+            return self._own
+        common, device, places = self._forward.source.common, self._forward.device, self._valued
+        if places is None:
+            _expect_no_capture()
+            launches = itertools.chain(*self._halves.values())
+            places = _Values(list(launches), common, self._forward.shape[0], device)
+            if table is not None:
+                self._valued = places
+        found = places(executor.bias_table(common, table).to(device))
+        if table is None:
+            _expect_no_capture()
+            if device.type == "cuda":
+                # Calls may come on any stream.
+                torch.cuda.current_stream(device).synchronize()
+            self._own = found
+        return found
+
+    def _run(self, q, k, v, out, grad, table):
+        """Launch; returns `tensors`."""
+        device = self._forward.device
+        if device.type == "cuda" and torch.cuda.current_device() != device.index:
+            with torch.cuda.device(device):
+                return self._run(q, k, v, out, grad, table)
+        given = q, k, v, out, grad
+        tensors = self.tensors(*given, table)
+        addresses = [x.data_ptr() for x in tensors]
+        key = (self._stream(), *(at & 15 for at in addresses), q.numel())
+        for same, launches in self._known.get(key):
+            if launches and same(*given) and launcher.RECORDER.get() is None:
+                for launch in launches:
+                    launch(*addresses)
+                return tensors
+        # Threads compile and store their calls one after the other.
+        with self._lock:
+            self._first(key, given, tensors)
+        return tensors
+
+    def tensors(self, q, k, v, out, grad, table=None):
+        """What launches take: these, memory for their gradients, for the numbers of each query, and `values`."""
+        n_q, n_k = self._forward.shape
+        dq, dk, dv = (q.new_empty(*q.shape[:2], n, q.shape[3]) for n in (n_q, n_k, n_k))
+        stats = torch.empty(2, len(q) * self._forward.heads, n_q, dtype=torch.float32, device=q.device)
+        if not self._all_see:
+            dq.zero_()
+            # Blocks may hold queries without keys: what is read of them must be a number.
+            stats.zero_()
+        if not self._all_seen:
+            dk.zero_()
+            dv.zero_()
+        return q, k, v, out, grad, dq, dk, dv, *stats, *self.values(table)
+
+    def run(self, half, tensors):
+        """Launch one of `HALVES` through Triton; returns what does so directly, see `launcher.direct`."""
+        together = self._halves[half]
+        beside, calls = launcher.beside(self._forward.device, len(together) - 1), []
+        beside.fork()
+        try:
+            for launch, place in zip(together, beside.places, strict=True):
+                with place():
+                    calls.append(launch.direct(launch(*tensors), *tensors))
+        finally:
+            # Tensors may be freed once this returns, also where a launch was refused.
+            beside.join()
+        return beside.around(calls)
+
+    def _first(self, key, given, tensors):
+        """Check tensors of a new layout, launch through Triton, and store how to launch directly from then on."""
+        self._check(*given)
+        if not len(given[0]):
+            return
+        if not self._seen(given, lambda known: known[1:] == key[1:]):
+            _expect_no_capture()
+        launches = [call for half in HALVES for call in self.run(half, tensors)]
+        if not launcher.capturing() and not self._seen(given, lambda known: known == key):
+            launches = [] if None in launches else launches
+            self._known.add(key, (qkv.same_layout(*given), launches))
+
+    def _check(self, q, k, v, out, grad):
+        names = ("shape", "heads", "head_dim", "dtype", "device")
+        expected = {name: getattr(self._forward, name) for name in names}
+        qkv.check(q, k, v, **expected)
+        if self._forward.units is not None:
+            self._forward.units.check(len(q))
+        for name, x in (("out", out), ("grad", grad)):
+            if (x.shape, x.dtype, x.device) != ((*q.shape[:2], self._forward.shape[0], q.shape[3]), q.dtype, q.device):
+                raise PatternError(
+                    f"{name}: expected the shape, dtype and device of the result, found {tuple(x.shape)}, {x.dtype}, "
+                    f"{x.device}"
+                )
+        for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+            if x.stride(3) != 1:
+                raise PatternError(f"{name}: expected the values of a head side by side, found stride {x.stride(3)}")
+
+    def _seen(self, given, which):
+        return any(same(*given) for key, calls in self._known.items() if which(key) for same, *_ in calls)
+
+
+def _longest_first(launches):
+    """A GPU takes the programs of the first launch first: the longest are not to be the last ones."""
+    launches.sort(key=lambda launch: launch.lists.items[:, Item.STEPS].max(), reverse=True)
+
+
+class _Values:
+    """Puts the values of a table where the launches of a backward read them; made once, for all values."""
+
+    def __init__(self, launches, common, n_queries, device):
+        heads = executor.mask_heads(common)
+        size = executor.signed_scale(common)[1]
+        of_queries = [isinstance(launch, QueryLaunch) for launch in launches]
+        self._tiles = [
+            bias_values.Tiles(launch.lists, heads, size, device, relative)
+            for launch, relative in zip(launches, of_queries, strict=True)
+        ]
+        self._device, self._peaks = (
+            device,
+            [x.peaks if of else 0 for x, of in zip(self._tiles, of_queries, strict=True)],
+        )
+        units = common.units
+        # Rows of the greatest bias of each query: heads, of all images where patterns are theirs.
+        lanes = common.heads if units is None or units.by == "head" else len(units.group)
+        lanes *= common.heads if units is not None and units.by == "image" else 1
+        # Queries without a key take any value.
+        source = np.zeros((lanes, n_queries), np.int64)
+        before = np.cumsum(self._peaks) - self._peaks
+        for launch, begin in zip((x for x in launches if isinstance(x, QueryLaunch)), before, strict=False):
+            launch.find_peaks(common, heads, int(begin), source)
+        self._spread = bias_values.Spread(source, device)
+
+    @property
+    def memory_bytes(self):
+        """Bytes of lists held between calls."""
+        return self._spread.memory_bytes + sum(x.memory_bytes for x in self._tiles)
+
+    def __call__(self, table):
+        """``(greatest of each query, tiles of each launch, …)`` for a contiguous table [mask heads, T]."""
+        n = sum(self._peaks)
+        greatest = torch.empty(max(1, n), dtype=torch.float32, device=self._device)
+        parts = greatest.split([*self._peaks, max(1, n) - n])
+        tiles = [put(table, part if n else None) for put, part, n in zip(self._tiles, parts, self._peaks, strict=False)]
+        return self._spread(greatest), *tiles
+
+
+def _expect_no_capture():
+    if launcher.capturing():
+        raise DeviceError(
+            "a CUDA graph is being captured: differentiate the plan once with tensors of these shapes and strides "
+            "before that"
+        )
+
+
+class _Launch:
+    """Work items of one tile and one kernel: their lists on the device, scratch memory, and the call.
+
+    Tensors of a call are q, k, v, out, grad, dq, dk, dv, log-sum-exps and deltas, in this order.
+    """
+
+    # Set by each: the kernel; the numbers of the tensors that it takes, and of those whose strides it takes; values in
+    # a scratch row, in row widths; whether parts leave their sums of weights.
+    kernel: object
+    taken: tuple[int, ...]
+    strided: tuple[int, ...]
+    sums: int
+    stated: bool
+    # Among the launches of a backward.
+    number: int
+
+    def __init__(self, lists, form, common, positions, device):
+        """positions: int [rows], [keys] of the lists, in the tensors."""
+        self.lists, self.form, self._heads = lists, form, common.heads
+        self._units = common.units
+        self._sign, self._size = executor.signed_scale(common)
+        self._d0, self._d1 = HEAD_DIMS[common.head_dim]
+        left, right, mask_heads = executor.masks(lists, common, device)
+        rows, keys = positions
+        held = (lists.items, rows.astype(np.int32), keys[lists.keys].astype(np.int32))
+        parts = lists.parts if len(lists.parts) else np.zeros((1, len(Part)), np.int32)
+        # In the kernels' order; tiles of a bias are of each call.
+        self._held = (*(_to(device, x) for x in held), left, right, _to(device, parts))
+        self._constants = {
+            "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
+            "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": mask_heads, "FULL": lists.full,
+            "PARTIAL": lists.partial, "SPLIT": len(lists.parts) > 0,
+            "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": self._sign,
+            "NUM_STAGES": form.num_stages, "ACROSS": 0 if common.units is None else common.units.step,
+        }  # fmt: skip
+        # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
+        self._stream, self._scratch = launcher.current_stream(left.device), {}
+
+    @property
+    def memory_bytes(self):
+        """Bytes of lists and masks held between calls."""
+        return sum(x.nbytes for x in self._held if x is not None)
+
+    @property
+    def tiled(self):
+        """Whether masks are tiles of a bias, which each call is given."""
+        return self._held[executor.RIGHT] is None
+
+    @property
+    def executed(self):
+        """Pairs that a head works through."""
+        lists = self.lists
+        return lists.rows * lists.step_keys * int(lists.items[:, Item.STEPS].sum())
+
+    def __call__(self, *tensors):
+        """Launch through Triton; returns the compiled kernel. Raises `DeviceError` where a program does not fit."""
+        memory, sizes, constants = self._arguments(tensors)
+        options = {"num_warps": self.form.num_warps, "maxnreg": self.form.maxnreg}
+        own, grid = [tensors[i] for i in self.taken], self._grid(tensors[0])
+        try:
+            compiled = self.kernel[grid](*own, *memory, *sizes, **constants, **options)
+        except OutOfResources as error:
+            raise DeviceError(
+                f"backward of {self.lists.rows} rows: expected to need at most {error.limit} of this device's "
+                f"{error.name}, found {error.required}"
+            ) from error
+        launcher.taken_down(compiled, grid, (*own, *memory), (*sizes, *constants.values()))
+        return compiled
+
+    def direct(self, compiled, *tensors):
+        """``callable(addresses of all tensors)`` that launches `compiled` for tensors of this layout, see
+        `launcher.direct`."""
+        memory, sizes, constants = self._arguments(tensors)
+        scalars, held = (*sizes, *constants.values()), tuple(x.data_ptr() for x in memory)
+        grid, stream, taken, given = self._grid(tensors[0]), self._stream(), self.taken, self._given()
+        if not given:
+            launch = launcher.direct(compiled, grid, stream, (*held, *scalars), tensors[0].device)
+            return launch and (lambda *addresses: launch(*(addresses[i] for i in taken)))
+        launch = launcher.direct(compiled, grid, stream, scalars, tensors[0].device)
+
+        def call(*addresses):
+            now = list(held)
+            for place, number in given:
+                now[place] = addresses[number]
+            launch(*(addresses[i] for i in taken), *now)
+
+        return launch and call
+
+    def _given(self):
+        """``((place in the kernel's memory, number of the tensor), …)`` of what each call gives of a bias."""
+        return ((executor.RIGHT, _TILES + self.number),) if self.tiled else ()
+
+    def _grid(self, q):
+        n = len(self.lists.items)
+        layers = max(1, -(-n // executor.MOST_ACROSS))
+        return self._lanes(q.shape[0]), -(-n // layers), layers
+
+    def _lanes(self, batch):
+        """Heads that each item has in a batch."""
+        return executor.lanes(batch, self._heads, self._units)
+
+    def _arguments(self, tensors):
+        """What the kernel takes after the tensors: memory, sizes, and constants by name."""
+        q, k = tensors[:2]
+        batch, strided = q.shape[0], [tensors[i] for i in self.strided]
+        strides = (stride for x in strided for stride in x.stride()[:3])
+        wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in strided)
+        scale_log2 = self._size * math.log2(math.e)
+        sizes = (*strides, len(self.lists.items), self._lanes(batch), *self._counts(q, k), scale_log2)
+        memory = [x if x is None else launcher.lasting(x) for x in (*self._held, *self._parts(batch))]
+        for place, number in self._given():
+            memory[place] = tensors[number]
+        return memory, (*sizes, *self._scales()), self._constants | {"WIDE": wide}
+
+    def _counts(self, q, k):
+        raise NotImplementedError
+
+    def _scales(self):
+        return (float(self._sign * self._size),)
+
+    def _parts(self, batch):
+        """Sums, statistics and counters of the parts for a batch or a larger one, each stream its own."""
+        made, hb = self._scratch.setdefault(self._stream(), []), self._lanes(batch)
+        # Counters that a graph set to zero would be so only after its first replay: it takes those of any stream.
+        known = itertools.chain(*self._scratch.values()) if launcher.capturing() else made
+        if (found := next((parts for most, parts in known if most >= hb), None)) is None:
+            # At least twice the largest before, so that batches of many sizes take little more than the largest alone.
+            hb = max(hb, 2 * made[-1][0] if made else 0)
+            floats = {"dtype": torch.float32, "device": self._held[0].device}
+            rows, groups = max(1, self.lists.part_rows), max(1, self.lists.groups)
+            found = (
+                torch.empty(rows * hb, self.sums * (self._d0 + self._d1), **floats),
+                *([torch.empty(rows * hb, 2, **floats)] if self.stated else []),
+                torch.zeros(groups * hb, dtype=torch.int32, device=floats["device"]),
+            )
+            made.append((hb, found))
+        return found
+
+
+class QueryLaunch(_Launch):
+    """Work items whose rows are queries."""
+
+    kernel = backward_kernels.tilewright_query_gradients
+    taken, strided = (0, 1, 2, 3, 4, 5, 8, 9), (0, 1, 2, 3, 4)
+    sums, stated = 1, True
+
+    def _counts(self, q, k):
+        return (q.shape[2],)
+
+    # What `bias_gradients` takes.
+
+    @property
+    def constants(self):
+        """Constants of the kernel, but WIDE, by name."""
+        return self._constants
+
+    @property
+    def row_positions(self):
+        """int32, where the rows of the lists are in the tensors."""
+        return self._held[1]
+
+    @property
+    def key_positions(self):
+        """int32 [steps + 1, step_keys], likewise."""
+        return self._held[2]
+
+    def images(self, batch):
+        """Images of a batch that each item has."""
+        return batch if self._units is None or self._units.by == "head" else 1
+
+    def tiles(self, tensors):
+        """float32 [tiles, mask heads, M, N] of a call: relative to the greatest of each row, over the scale."""
+        return tensors[_TILES + self.number]
+
+    @property
+    def scale_log2(self):
+        """What scores are multiplied by to base 2."""
+        return self._size * math.log2(math.e)
+
+    def find_peaks(self, common, heads, begin, source):
+        """Write to `source`, int64 [lanes, N_q], where the greatest bias of each query of these lists stands.
+
+        They stand by family, heads of tiles and rows from `begin` on, see `bias_values.Tiles`.
+        """
+        lists, units = self.lists, common.units
+        items = lists.items.astype(np.int64)
+        m = np.arange(lists.rows)
+        there = m < items[:, Item.ROWS, None]
+        row = _to_host(self.row_positions)[(items[:, Item.FIRST_ROW, None] + m)[there]]
+        family = lists.family[items[:, Item.MASK_STEP]]
+        # The first head of an item, and further ones as far as tiles tell them apart.
+        first = np.zeros(len(items), np.int64) if units is None else items[:, len(Item)]
+        for h in range(heads):
+            at = begin + ((family * heads + h) * lists.rows)[:, None] + m
+            lane = np.broadcast_to((first + h)[:, None], there.shape)
+            source[lane[there], row] = at[there]
+
+
+class KeyLaunch(_Launch):
+    """Work items whose rows are keys."""
+
+    kernel = backward_kernels.tilewright_key_gradients
+    taken, strided = (0, 1, 2, 4, 6, 7, 8, 9), (0, 1, 2, 4)
+    sums, stated = 2, False
+
+    def _arguments(self, tensors):
+        memory, sizes, constants = super()._arguments(tensors)
+        return memory, sizes, constants | {"PEAKS": len(tensors[_PEAK]) if self.tiled else 1}
+
+    def _counts(self, q, k):
+        return q.shape[2], k.shape[2]
+
+    def _scales(self):
+        return (*super()._scales(), 1 / self._size)
+
+    def _parts(self, batch):
+        # A pointer needs memory even where there is no bias.
+        parts = super()._parts(batch)
+        return (*parts, parts[0])
+
+    def _given(self):
+        # The greatest of each query comes last.
+        return (*super()._given(), (-1, _PEAK)) if self.tiled else ()
+
+
+def _to(device, array):
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def _to_host(tensor):
+    return tensor.cpu().numpy()

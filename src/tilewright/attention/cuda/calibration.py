@@ -1,0 +1,268 @@
+"""What programs of each form take on this GPU, measured once and kept in a file (stage T3).
+
+`of` reads the file, or measures: launches of made-up items, all alike, with every multiprocessor working on 1, 2, … of
+their programs (`calibration_points`). What the parts of a program take follows from these times (`calibration_fit`),
+and `cost_model` puts it together for a pattern.
+
+A file holds for a form of the kernel (rows of a tile, keys a step, warps, …), a type and a head dim, on a GPU with a
+driver, a torch, a triton and this code. For others there are others.
+"""
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tilewright import devices
+from tilewright.attention.blocks import tiles
+from tilewright.attention.cuda import config, executor, forms, probe
+from tilewright.attention.cuda.cost.calibration_fit import fitted
+from tilewright.attention.cuda.cost.calibration_points import FEW_TOKENS, VARIANTS, Setup
+from tilewright.attention.cuda.cost.record import Calibration
+from tilewright.attention.cuda.tile_lists import BYTES, INTERVALS, RANKS
+from tilewright.attention.setting import setting
+from tilewright.core import artifacts, caches, contents, progress
+from tilewright.core.errors import ArtifactError, DeviceError
+from tilewright.core.timing import time_gpu
+
+KIND = "calibration"
+VERSION = 1
+# What a calibration depends on beside the device.
+CODE = tuple(
+    f"tilewright.{name}"
+    for name in (
+        "core.timing",
+        *(f"targets.cuda.calibration{name}" for name in ("", "_fit", "_points", "_record")),
+        *(f"targets.cuda.{name}" for name in ("config", "cost_model", "executor", "online_softmax")),
+        *(f"targets.cuda.{name}" for name in ("tile_kernel", "tile_lists", "tile_warp_kernel", "warps")),
+    )
+)
+# Seconds for one timing, and the relative standard error at which it stops.
+SHARE_S, RSE, MIN_REPS = 0.04, 0.01, 10
+# Where timings spread more than this about their median, someone else uses the GPU.
+MOST_SPREAD = 0.05
+# Seconds for a process that compiles.
+COMPILE_S = 120
+# What the form of a calibration may leave out.
+_FORM = dict.fromkeys(("step_keys", "num_stages", "num_warps", "maxnreg", "loads"))
+
+_LOG = logging.getLogger(__name__)
+# By path, what this process has read or measured.
+_HELD: dict = {}
+
+
+def made_for(tile, head_dim, dtype, form):
+    """What a calibration of `tile` in a form, made here and now, holds for, a JSON-able dict."""
+    return forms.here(CODE, tile, head_dim, dtype) | asdict(form)
+
+
+def path_of(stated):
+    """The file of a calibration that is `made_for` what is stated."""
+    digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
+    return caches.folder() / KIND / f"{stated['dtype']}-{stated['head_dim']}-{stated['rows']}-{digest}.json"
+
+
+def of(chosen, head_dim, dtype, anew=False):
+    """``{tile name: (Calibration, …)}`` of the tiles `chosen`, one for each form that is `forms.kept` of it, in their
+    order: what no file holds yet is measured and written.
+
+    anew: measure all. Two processes that need the same measure it once. Raises `DeviceError` without a GPU, and for a
+    tile that does not fit it.
+    """
+    config.check_head_dim(head_dim)
+    kept = {tile: forms.kept(tile, head_dim, getattr(torch, dtype)) for tile in chosen}
+    stated = {(tile, form): made_for(tile, head_dim, dtype, form) for tile in chosen for form in kept[tile]}
+    # Several tiles may have one form.
+    jobs = {path_of(each): job for job, each in stated.items()}
+    if anew or any(_held(path, stated[job]) is None for path, job in jobs.items()):
+        with caches.locked(caches.folder() / KIND / "lock"):
+            # Another process may have come first.
+            left = {path: job for path, job in jobs.items() if anew or _held(path, stated[job], say=True) is None}
+            if left:
+                compile_ahead(left.values(), head_dim, dtype)
+            for path, (tile, form) in left.items():
+                _HELD[path] = found = measure(Gpu(tile, head_dim, dtype, form), stated[tile, form])
+                _say_spread(tile, found)
+                try:
+                    artifacts.write_json(path, KIND, VERSION, asdict(found))
+                except ArtifactError as error:
+                    _LOG.warning("the calibration serves this process alone: %s", error)
+    return {tile.name: tuple(_HELD[path_of(stated[tile, form])] for form in kept[tile]) for tile in chosen}
+
+
+def summary(calibration):
+    """What a person wants to know of a `Calibration`, ``{name: text}``: microseconds of a step with all programs."""
+    kernel = calibration.kernel(RANKS[0])
+    steps = {each.rank: f"{each.steady_us[2]:.2f}" for each in calibration.kernels}
+    return {
+        "rows": str(calibration.rows),
+        "form": "{step_keys}-{num_stages}-{num_warps}-{maxnreg}-{loads}".format_map(_FORM | calibration.made_for),
+        "registers": f"{kernel.registers:.0f}",
+        "resident": str(kernel.resident),
+        "full step (us)": f"{kernel.steady_us[1]:.2f}",
+        **{f"rank {rank}": steps.get(rank, "-") for rank in RANKS},
+        "intervals": steps.get(INTERVALS, "-"),
+        "bytes": steps.get(BYTES, "-"),
+        "tiles": steps.get(0, "-"),
+        "error": f"{calibration.error:.1%}",
+        "spread": f"{calibration.spread:.1%}",
+        "seconds": f"{calibration.seconds:.1f}",
+    }
+
+
+def _held(path, stated, say=False):
+    """The calibration of a file; None where there is none that is `stated` so. say: log one line about a bad one."""
+    if path not in _HELD and caches.has(path):
+        try:
+            found = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Calibration)
+            others = [name for name in stated if found.made_for.get(name) != stated[name]]
+            contents.expect(path, not others, "a calibration of this device and code", f"another {', '.join(others)}")
+            ranks = {kernel.rank for kernel in found.kernels}
+            contents.expect(path, {RANKS[0]} <= ranks <= set(VARIANTS), f"some of the ranks {VARIANTS}", ranks)
+            _HELD[path] = found
+        except ArtifactError as error:
+            if say:
+                _LOG.warning("a calibration is made anew: %s", error)
+    return _HELD.get(path)
+
+
+def _say_spread(tile, found):
+    if found.spread > MOST_SPREAD:
+        _LOG.warning(
+            "the GPU seems in use by others: times of tile %s spread by %.0f %%; calibrate again when it is free: "
+            "tilewright calibrate --anew",
+            *(tile.name, 100 * found.spread),
+        )
+
+
+class Gpu:
+    """The GPU that torch computes on, running launches of one tile."""
+
+    device = "cuda"
+    form = None
+
+    def __init__(self, tile, head_dim, dtype, form=None):
+        """Launch items of `tile` in programs of `head_dim` and `dtype` (a name); form: None for this GPU's."""
+        self.tile, self.head_dim, self.dtype = tile, head_dim, getattr(torch, dtype)
+        self.form = form or forms.of(tile, head_dim, self.dtype)
+        self.facts = devices.describe("cuda")
+        self._size, self._tokens = None, ()
+
+    @property
+    def setup(self):
+        """What the points of this tile share."""
+        sizes = {name: self.facts[name] for name in ("multiprocessors", "l2_bytes")}
+        form = self.form or forms.of(self.tile, self.head_dim, self.dtype)
+        dtype = str(self.dtype).removeprefix("torch.")
+        blocks = form.loads in (config.BLOCK, config.TMA)
+        return Setup(self.tile.rows, form.step_keys, self.head_dim, dtype, **sizes, blocks=blocks)
+
+    def resources(self, lists):
+        """What a program takes of a multiprocessor, see `probe.resources`. The kernel is compiled for it."""
+        launch, tokens = self.prepared(lists, FEW_TOKENS, 1)
+        return probe.resources(launch(*tokens), self.facts)
+
+    def timed(self, lists, n_tokens, batch):
+        """``(microseconds, spread)`` of a launch of `lists` over `batch` entries of `n_tokens` tokens."""
+        launch, tokens = self.prepared(lists, n_tokens, batch)
+        launch(*tokens)
+        found = time_gpu(lambda: launch(*tokens), min_reps=MIN_REPS, max_seconds=SHARE_S, rse_target=RSE)
+        return found.p50_us, (found.p80_us - found.p20_us) / found.p50_us
+
+    def prepared(self, lists, n_tokens, batch):
+        """``(launch, tokens)`` of `lists`: q, k, v and memory for the result, a head of `batch` entries."""
+        if self._size != (n_tokens, batch):
+            # One set at a time: those beyond the second-level cache are large.
+            self._size, self._tokens = (n_tokens, batch), ()
+            generator = torch.Generator(self.device).manual_seed(0)
+            shape = batch, 1, n_tokens, self.head_dim
+            qkv = [
+                torch.randn(shape, generator=generator, dtype=torch.float32, device=self.device).to(self.dtype)
+                for _ in range(3)
+            ]
+            self._tokens = *qkv, torch.empty_like(qkv[0])
+        common = setting((n_tokens, n_tokens), 1, self.head_dim, self.dtype)
+        return executor.Launch(lists, self.tile, common, self._tokens[0].device, self.form), self._tokens
+
+
+def measure(gpu, stated):
+    """The `Calibration` of a `Gpu` and its tile, made for what is `stated`."""
+    begin, setup, needs = time.perf_counter(), gpu.setup, {}
+    for key in itertools.product(VARIANTS, (False, True)):
+        try:
+            needs[key] = gpu.resources(setup.compiled(*key))
+        except DeviceError:
+            # A variant that does not fit is no matter before a pattern asks for it; without the least, none does.
+            if key == (RANKS[0], False):
+                raise
+    resident = {key: int(each["resident"]) for key, each in needs.items()}
+    groups = {
+        "basic": {rank: setup.basic(rank, resident[rank, False]) for rank in VARIANTS if (rank, False) in resident},
+        "memory": setup.memory(resident[RANKS[0], False]),
+    }
+    more = {"factors": (RANKS[-1], False), "tiles": (0, False), "parts": (RANKS[0], True)}
+    groups |= {name: getattr(setup, name)(resident[key]) for name, key in more.items() if key in resident}
+    again = groups["memory"][0]
+    others = itertools.chain(*(each for name, each in groups.items() if name != "basic"))
+    points = [*itertools.chain(*groups["basic"].values()), *others, again]
+    us, spreads, repeated = {}, [], [gpu.timed(*setup.work(again))[0]]
+    for point in progress.with_progress(points, f"calibrate {setup.rows} rows"):
+        us[point], spread = gpu.timed(*setup.work(point))
+        spreads.append(spread)
+        if point == again:
+            repeated.append(us[point])
+    # Of one launch at the beginning and at the end, and of each launch.
+    spread = float(max(max(repeated) / min(repeated) - 1, np.median(spreads)))
+    seconds = time.perf_counter() - begin
+    return fitted(setup, us, groups, needs, made_for=stated, spread=spread, seconds=seconds)
+
+
+def compile_ahead(chosen, head_dim, dtype):
+    """Compile the variants for pairs `chosen` of a tile and a form in processes side by side; Triton finds them in its
+    cache then.
+
+    What they do not compile is compiled later, one after the other.
+    """
+    variants = list(itertools.product(VARIANTS, (False, True)))
+    jobs = [f"{tile.name},{rank},{split:d},{forms.as_word(form)}" for tile, form in chosen for rank, split in variants]
+    side_by_side("calibration", head_dim, dtype, jobs)
+
+
+def side_by_side(module, head_dim, dtype, jobs):
+    """Have processes of a `module` beside this one do `jobs`, words each; returns the jobs that they say are done."""
+    n = min(len(jobs), len(os.sched_getaffinity(0)))
+    source = str(Path(__file__).parents[3])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", f"tilewright.devices.cuda.{module}", str(head_dim), dtype]
+    with tempfile.TemporaryFile("w+") as said:
+        where = {"stdout": said, "stderr": subprocess.DEVNULL}
+        running = [subprocess.Popen([*command, *jobs[i::n]], env=environment, **where) for i in range(n)]
+        for process in progress.with_progress(running, "compile"):
+            try:
+                process.wait(COMPILE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        said.seek(0)
+        return set(said.read().split())
+
+
+def _compile(head_dim, dtype, *jobs):
+    """Compile the variants that `jobs` name, as `compile_ahead` asks for them."""
+    for job in jobs:
+        name, rank, split, word = job.split(",", 3)
+        gpu = Gpu(tiles.parse(name), int(head_dim), dtype, forms.from_word(word))
+        gpu.resources(gpu.setup.compiled(None if rank == "None" else int(rank), bool(int(split))))
+
+
+if __name__ == "__main__":
+    _compile(*sys.argv[1:])

@@ -1,0 +1,186 @@
+"""Profiles of blocks, measured on this device (stage T3) or predicted for it, and whether one still holds here."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from tilewright import devices
+from tilewright.attention.blocks import Blocks, work
+from tilewright.attention.profile import DTYPES, Profile, SplitCosts
+from tilewright.core import registry
+from tilewright.core.errors import ArtifactError, DeviceError
+
+# Runs from which on tiles are predicted side by side.
+LARGE = 1 << 17
+
+
+def measure(
+    blocks: Blocks,
+    *,
+    device: str = "cpu",
+    heads: int | None = None,
+    head_dim: int | None = None,
+    dtype: str | None = None,
+    split_keys: work.Lengths = None,
+    seed: int = 0,
+    budget_s: float = 0.5,
+) -> Profile:
+    """Time every shape of the work items of `blocks` with the executor of `device`; return the `Profile`.
+
+    heads, head_dim: default those of the blocks' model. split_keys: a length or several, the first of which is the
+    profile's own; of the others, those that cut the blocks otherwise are timed as well. budget_s: about how many
+    seconds the timed calls take together, and half as many for each further length: what it shares is not timed again.
+    A tile that the device has several forms for takes as long in each; the profile is that of the fastest.
+    How a class is timed is explained in the probe of the device, see `targets.probe`.
+
+    Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
+    whose model does not state heads or head_dim where they are not given.
+    """
+    options = _options(blocks, heads, head_dim, dtype)
+    probe = devices.probe(device)
+
+    def measured(form):
+        known: dict[tuple, Any] = {}
+        stated = {} if form is None else {"form": form}
+
+        def cost(length, begun):
+            more = {"budget_s": budget_s / 2 if begun else budget_s, "known": known, **stated}
+            return probe.measure(blocks, **options, split_keys=length, seed=seed, **more)
+
+        return _profile("measured", blocks, device, options, split_keys, cost, form)
+
+    return _fastest([partial(measured, form) for form in _forms(blocks, device, options)])
+
+
+def expected(
+    blocks_by_tile: dict[str, Blocks],
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    bias_heads: int | None = None,
+    **sizes: Any,
+) -> dict[str, Profile]:
+    """The `Profile` of each of the blocks, by tile: predicted on a `device` that has a cost model, else measured.
+
+    A cost model that is not calibrated for this device is so first. Of several forms of a tile, the one that is
+    predicted to be fastest is taken. bias_heads: heads with a bias of their own, None without a bias; what is measured
+    leaves it out. sizes: heads, head_dim, dtype and split_keys as `measure` takes them, each further length of which is
+    predicted as well. Raises as `measure` does.
+    """
+    if not devices.predicts(device):
+        return {name: measure(each, device=device, seed=seed, **sizes) for name, each in blocks_by_tile.items()}
+    # All tiles are of one pattern.
+    split_keys = sizes.pop("split_keys", None)
+    options = _options(next(iter(blocks_by_tile.values())), **sizes)
+    model, chosen = devices.cost_model(device), [each.tile for each in blocks_by_tile.values()]
+    calibrations = devices.calibration(device).of(chosen, options["head_dim"], options["dtype"])
+
+    def predicted(name):
+        each, known = blocks_by_tile[name], zip(forms[name], calibrations[name], strict=True)
+
+        def in_form(form, calibration):
+            def cost(length, begun):
+                more = {"calibration": calibration, "bias_heads": bias_heads}
+                return model.predict(each, **options, split_keys=length, **more)
+
+            return _profile("predicted", each, device, options, split_keys, cost, form)
+
+        return _fastest([partial(in_form, *one) for one in known])
+
+    forms = {name: _forms(each, device, options) for name, each in blocks_by_tile.items()}
+    # What is large is read by compiled functions and copied, which runs side by side.
+    large = sum(len(each.run_mask) for each in blocks_by_tile.values()) >= LARGE
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if large else 1) as pool:
+        return dict(zip(blocks_by_tile, pool.map(predicted, blocks_by_tile), strict=True))
+
+
+def _forms(blocks, device, options):
+    return devices.forms(device, blocks.tile, options["head_dim"], options["dtype"])
+
+
+def _fastest(made):
+    """The profile with the least time of all items in one launch, of those that the callables `made` return; the first
+    of equal ones. A form may not fit the device with this pattern's masks: raises `DeviceError` where none does."""
+    if len(made) == 1:
+        return made[0]()
+    found, refusals = [], []
+    for make in made:
+        try:
+            found.append(make())
+        except DeviceError as refusal:
+            refusals.append(refusal)
+    if not found:
+        raise refusals[0]
+    return min(found, key=_whole_us)
+
+
+def _whole_us(profile):
+    """Microseconds of all items of a profile, at the best of its split lengths."""
+    lanes = devices.limits(profile.device).lanes
+    return min(
+        costs.tile_us + sum(shape.items * shape.latency_us for shape in costs.shapes) / lanes
+        for costs in profile.options.values()
+    )
+
+
+def _options(blocks, heads=None, head_dim=None, dtype=None):
+    """Arguments of a probe, with those of the blocks' model for what is None."""
+    dtype = dtype or DTYPES[0]
+    registry.check("dtype", dtype, DTYPES)
+    sizes = {name: _size(blocks, name, value) for name, value in (("heads", heads), ("head_dim", head_dim))}
+    return {**sizes, "dtype": dtype}
+
+
+def _profile(source, blocks, device, options, split_keys, cost, form):
+    """A `Profile` that states `form`. cost: ``call(split length, whether others came before) -> (launch_us, tile_us,
+    shapes)``."""
+    first, *further = work.distinct(blocks, work.lengths(split_keys))
+    description, (launch_us, tile_us, shapes) = devices.describe(device), cost(first, False)
+    more = [(length, cost(length, True)) for length in further]
+    return Profile(
+        tile=blocks.tile.name,
+        source=source,
+        form=form,
+        blocks_id=blocks.id,
+        graph_id=blocks.graph_id,
+        **options,
+        split_keys=first,
+        launch_us=launch_us,
+        tile_us=tile_us,
+        shapes=tuple(shapes),
+        device=description,
+        device_id=devices.device_id(description),
+        further=tuple(SplitCosts(length, costs[1], tuple(costs[2])) for length, costs in more),
+    )
+
+
+def check(profile: Profile, blocks: Blocks, device: str = "cpu") -> None:
+    """Raise `ArtifactError` unless `profile` is of `blocks`, `DeviceError` unless its times hold on this `device`."""
+    if profile.blocks_id != blocks.id:
+        raise ArtifactError(
+            f"tile {profile.tile}: expected a profile of blocks {blocks.id}, found one of {profile.blocks_id}"
+        )
+    if devices.differing(profile.device, devices.describe(device)):
+        raise elsewhere(profile, device)
+
+
+def elsewhere(profile: Profile, device: str) -> DeviceError:
+    """The `DeviceError` for a profile that was made on another device than this `device`."""
+    return DeviceError(
+        f"tile {profile.tile}: expected a profile made on this device ({_short(devices.describe(device))}), found one "
+        f"made on {_short(profile.device)}; profile the blocks again here"
+    )
+
+
+def _size(blocks, name, value):
+    value = blocks.meta.get(name) if value is None else value
+    if value is None:
+        raise ArtifactError(
+            f"{name}: the blocks' model does not tell; expected it as an argument, e.g. --{name.replace('_', '-')} 3"
+        )
+    return int(value)
+
+
+def _short(device):
+    return f"{device.get('name')}, {device.get('threads')} threads, {device.get('versions')}"

@@ -1,0 +1,70 @@
+"""Hierarchical clustering: the closest clusters merge until none fits (stage T2).
+
+The procedure of the IPDPS'26 artifact is ``variant: paper``. The default takes the boxes of a grid where tokens turn
+out to lie on one (see `tilewright.attention.reorder._grid`). Else it merges similar rows by the least increase of work under a
+cap and then puts the clusters in an order (see `tilewright.attention.reorder._linkage`).
+"""
+
+from functools import cache
+from typing import Annotated, Literal
+
+import msgspec
+
+from tilewright.attention.reorder import _tuning
+from tilewright.attention.reorder._axes import WIDE, key_order
+
+PUBLISHED = {"col_block": 16, "neighbors": 64, "mean_size": 8}
+GRID = {
+    "wide": (WIDE, 1.25, 8.0),
+    "chain": ("tree", "growth"),
+    "cap": (8, 16, 64),
+    "neighbors": (8,),
+    "col_block": (1, 8),
+}
+
+
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings; None is tuned (default) or the published value (paper).
+
+    col_block: columns of a quotient block. neighbors: candidates of each row. cap: most queries in a cluster (default
+    only). wide: rows that see more than this multiple of the median number of keys are ordered apart (default only).
+    chain: what orders the clusters, the tree of further merges or growth into groups of 64 (default only). mean_size:
+    mean rows of a cluster at which merging stops (paper only). grid: whether clusters are boxes where tokens turn out
+    to lie on a grid (default only); None where no setting of the clustering is given.
+    """
+
+    variant: Literal["default", "paper"] = "default"
+    symmetric: bool | None = None
+    col_block: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    neighbors: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    cap: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    wide: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    chain: Literal["tree", "growth"] | None = None
+    mean_size: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    grid: bool | None = None
+
+    def __post_init__(self):
+        _tuning.check(self, PUBLISHED, GRID)
+
+
+def order(graph, params):
+    """Order of the clusters, and of the rows within by the tree of merges (see `tilewright.attention.reorder`)."""
+    from tilewright.attention.reorder import _linkage, _published, _quotient
+
+    parts, similar = cache(_quotient.parts), cache(_linkage.similar)
+
+    def arrange(graph, used):
+        found = parts(graph, used["col_block"], used["wide"])
+        near = [similar(q, used["neighbors"]) for q in found]
+        chained = [_linkage.link(q, n, cap=used["cap"], chain=used["chain"]) for q, n in zip(found, near, strict=True)]
+        return _quotient.join(graph, list(zip(found, chained, strict=True)))
+
+    used, free = _tuning.settle(params, PUBLISHED, GRID)
+    if found := _tuning.on_grid(graph, params):
+        rows, used = found
+    elif params.variant == "paper":
+        rows = _published.hierarchical(graph, **used)
+    else:
+        rows, used = _tuning.tuned("hc", graph, used, free, arrange)
+    cols, symmetric = key_order(graph, rows, params.symmetric)
+    return rows, cols, {**used, "variant": params.variant, "symmetric": symmetric}

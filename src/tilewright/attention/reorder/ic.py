@@ -1,0 +1,62 @@
+"""Iterative clustering: groups grown from a seed by rows that fit the union of their keys (stage T2).
+
+After Labini et al., "Blocking sparse matrices to leverage dense-specific multiplication" (arXiv 2202.05868), and the
+IPDPS'26 artifact, whose procedure is ``variant: paper``. The default takes the boxes of a grid where tokens turn
+out to lie on one (see `tilewright.attention.reorder._grid`), and else grows groups by the least added work (see
+`tilewright.attention.reorder._growth`).
+"""
+
+from functools import cache
+from typing import Annotated, Literal
+
+import msgspec
+
+from tilewright.attention.reorder import _tuning
+from tilewright.attention.reorder._axes import WIDE, key_order
+
+PUBLISHED = {"col_block": 16, "tau": 0.6, "cap": None, "rounds": 2}
+GRID = {"wide": (WIDE, 1.25, 8.0), "cap": (64, 32, 128), "col_block": (1, 8), "tau": (1.0, 0.5)}
+
+
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings; None is tuned (default) or the published value (paper).
+
+    col_block: columns of a quotient block. tau: largest share of a group's rows x keys area that is empty (default),
+    or largest Jaccard distance of a row to the group (paper). cap: most queries in a group. wide: rows that see more
+    than this multiple of the median number of keys are ordered apart (default only). rounds: scans for candidates of
+    each group (paper only). grid: whether groups are boxes where tokens turn out to lie on a grid (default only); None
+    where no setting of the growth is given.
+    """
+
+    variant: Literal["default", "paper"] = "default"
+    symmetric: bool | None = None
+    col_block: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    tau: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    cap: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    wide: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    rounds: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    grid: bool | None = None
+
+    def __post_init__(self):
+        _tuning.check(self, PUBLISHED, GRID)
+
+
+def order(graph, params):
+    """Order of the groups in which they were grown (see `tilewright.attention.reorder`)."""
+    from tilewright.attention.reorder import _growth, _published, _quotient
+
+    parts = cache(_quotient.parts)
+
+    def arrange(graph, used):
+        found = parts(graph, used["col_block"], used["wide"])
+        return _quotient.join(graph, [(q, _growth.grow(q, cap=used["cap"], tau=used["tau"])) for q in found])
+
+    used, free = _tuning.settle(params, PUBLISHED, GRID)
+    if found := _tuning.on_grid(graph, params):
+        rows, used = found
+    elif params.variant == "paper":
+        rows = _published.iterative(graph, **used)
+    else:
+        rows, used = _tuning.tuned("ic", graph, used, free, arrange)
+    cols, symmetric = key_order(graph, rows, params.symmetric)
+    return rows, cols, {**used, "variant": params.variant, "symmetric": symmetric}

@@ -1,0 +1,40 @@
+"""Schedules: which tile covers each region, in which round, and in what order (stage T4).
+
+`solve` makes a `Schedule`. The executors run its work list in that order. `check.violations` judges it and does not
+know how it was made.
+
+The way of a schedule: ``problem`` (what regions need and what a choice costs) → a heuristic, ``greedy`` or ``descent``,
+or the integer program of ``_program`` for one of the ``solvers`` → ``search`` (the work list) → ``record`` (the file).
+"""
+
+from tilewright.attention.schedule.record import (
+    COLUMNS,
+    KIND,
+    TUNED,
+    VERSION,
+    Schedule,
+    Skipped,
+    Trial,
+    load,
+    read,
+    save,
+    verify_inputs,
+    verify_work,
+)
+from tilewright.attention.schedule.search import solve
+
+__all__ = [
+    "COLUMNS",
+    "KIND",
+    "TUNED",
+    "VERSION",
+    "Schedule",
+    "Skipped",
+    "Trial",
+    "load",
+    "read",
+    "save",
+    "solve",
+    "verify_inputs",
+    "verify_work",
+]

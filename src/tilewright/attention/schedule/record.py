@@ -1,0 +1,331 @@
+"""The schedule as a value and as a file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from os import PathLike
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from tilewright.attention.blocks import Blocks, work
+from tilewright.attention.profile import Profile
+from tilewright.core import artifacts, contents
+from tilewright.core.contents import Amount, Count, Finite, Size
+from tilewright.core.errors import ArtifactError, SolverUnavailableError
+
+KIND = "schedule"
+VERSION = 3
+# In place of a solver: the fastest of several schedules, measured, see `attention.tuning`.
+TUNED = "tuned"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A schedule that was timed whole before one was taken.
+
+    tiles, solver: what it uses, and who chose. predicted_us: as its profiles have it. p50_us, rse: measured,
+    in turns with the others; None where its result was wrong or it could not run, and `reason` says which.
+    """
+
+    tiles: tuple[str, ...]
+    solver: str
+    predicted_us: Amount
+    p50_us: Amount | None = None
+    rse: Amount | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """An ordered work list with its prediction and its proof.
+
+    Work, one entry per work item in execution order (I items):
+        tile: int16 [I], index into `tiles`. block: int32 [I]. run_lo, run_hi: int64 [I], runs of the tile's
+            blocks file.
+        length: int16 [I], index into `lengths`, at which long blocks of the item's region are split.
+        shape: int32 [I], that of the tile's `attention.blocks.work.items` at that length. split: bool [I].
+        round: int16 [I], ascending.
+        lane: int16 [I] and start_us: float64 [I], the predicted placement (list scheduling, longest first).
+    tiles: tile names; blocks_ids, blocks_paths, profile_paths: one per tile. A schedule need not use all of
+        them.
+    split_keys, further: the lengths that regions chose from, the first one and the others.
+    solver: greedy, descent, highs or gurobi, or tuned. status: optimal (proven within the gap asked for), feasible (not
+        proven) or heuristic.
+    form: how regions were modelled: ``regions``, ``classes`` (regions with equal costs together) or ``merged``
+        (similar ones together, which makes the bound weaker, never wrong). merge_error: share of the objective that
+        the merged model did not count.
+    objective: ``sum`` or ``paper`` (the maximum over rounds).
+    predicted_us: makespan recomputed from the work list. objective_us: the objective of this work list.
+        bound_us: lower bound that the solver proved; for a heuristic the greatest of `lower_bounds`. gap: objective
+        less bound, relative to the objective.
+    lower_bounds: named bounds on any schedule of these tiles and lengths, in microseconds (work, longest, ...).
+    model_size: ``{"variables", "integers", "constraints", "nonzeros"}``, zeros for heuristics. solve_s: seconds of
+        the search and of the heuristic that it starts from.
+    note: a remark on how the schedule was found, or empty.
+    forms: how the kernel of each of the tiles is compiled, as its profile states it; empty where the device that runs
+        the schedule decides.
+    trials: of a tuned one, those that were timed; the schedule is the fastest of them, as `chosen` says. tuned_s:
+        seconds that this took.
+    """
+
+    graph_id: str
+    tiles: tuple[str, ...]
+    blocks_ids: tuple[str, ...]
+    blocks_paths: tuple[str, ...]
+    profile_paths: tuple[str, ...]
+    split_keys: Size | None
+    lanes: Size
+    solver: str
+    status: str
+    form: str
+    objective: str
+    predicted_us: Amount
+    objective_us: Amount
+    bound_us: Finite
+    gap: Finite
+    lower_bounds: dict[str, Finite]
+    model_size: dict[str, Count]
+    solve_s: Amount
+    device_id: str
+    tile: np.ndarray
+    block: np.ndarray
+    run_lo: np.ndarray
+    run_hi: np.ndarray
+    shape: np.ndarray
+    split: np.ndarray
+    round: np.ndarray
+    lane: np.ndarray
+    start_us: np.ndarray
+    length: np.ndarray
+    merge_error: Finite = 0.0
+    further: tuple[Size | None, ...] = ()
+    note: str = ""
+    forms: tuple[dict[str, int | str | None], ...] = ()
+    trials: tuple[Trial, ...] = ()
+    tuned_s: Amount = 0.0
+
+    @property
+    def chosen(self) -> str:
+        """Of a tuned schedule, the tiles and the solver of the trial that was the fastest, else empty."""
+        timed = [(trial.p50_us, i) for i, trial in enumerate(self.trials) if trial.p50_us is not None]
+        if not timed:
+            return ""
+        best = self.trials[min(timed)[1]]
+        return f"{'+'.join(best.tiles)} {best.solver}"
+
+    @property
+    def n_items(self) -> int:
+        """Work items in the list."""
+        return len(self.tile)
+
+    @property
+    def lengths(self) -> tuple[int | None, ...]:
+        """Split lengths that regions chose from."""
+        return (self.split_keys, *self.further)
+
+    @property
+    def launches(self) -> int:
+        """Batched launches: distinct (round, tile, length, shape). Equal shapes of several lengths run as one."""
+        return len(np.unique(np.stack([self.round, self.tile, self.length, self.shape]), axis=1).T)
+
+    @property
+    def left(self) -> float:
+        """At most this share of the objective is left to gain by any choice of these tiles, lengths and rounds, as the
+        profiles predict them."""
+        return max(0.0, self.gap)
+
+    def latencies_us(self, profiles: Sequence[Profile]) -> np.ndarray:
+        """float64 [I]: predicted latency of each item, from the `profiles` of the tiles, in the order of `tiles`."""
+        latency = np.zeros(self.n_items)
+        for t, n in np.unique(np.stack([self.tile, self.length]), axis=1).T.tolist():
+            here = (self.tile == t) & (self.length == n)
+            shapes = profiles[t].options[self.lengths[n]].shapes
+            latency[here] = np.array([shape.latency_us for shape in shapes])[self.shape[here]]
+        return latency
+
+    def summary(self) -> dict[str, Any]:
+        """One table row: who solved what, how well, how large and how long."""
+        names = ("solver", "status", "form", "objective", "objective_us", "bound_us", "gap", "predicted_us")
+        return {
+            **{name: getattr(self, name) for name in names},
+            **self.model_size,
+            "seconds": self.solve_s,
+            "items": self.n_items,
+            "launches": self.launches,
+            "tiles": " ".join(self.tiles[t] for t in np.unique(self.tile)),
+            "lengths": " ".join(str(self.lengths[n]) for n in np.unique(self.length)),
+            "left": self.left,
+            "rounds": len(np.unique(self.round)),
+            "merge_error": self.merge_error,
+            "chosen": self.chosen,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What a file holds in place of a `Schedule` whose solver could not run on the machine, and the reason.
+
+    The other fields are those of `Schedule`.
+    """
+
+    graph_id: str
+    tiles: tuple[str, ...]
+    blocks_ids: tuple[str, ...]
+    blocks_paths: tuple[str, ...]
+    profile_paths: tuple[str, ...]
+    solver: str
+    objective: str
+    device_id: str
+    reason: str
+    status: Literal["skipped"] = "skipped"
+
+    def summary(self) -> dict[str, Any]:
+        """One table row, see `Schedule.summary`."""
+        return {name: getattr(self, name) for name in ("solver", "status", "objective", "reason")}
+
+
+COLUMNS: dict[str, Any] = {
+    "tile": np.int16,
+    "block": np.int32,
+    "run_lo": np.int64,
+    "run_hi": np.int64,
+    "shape": np.int32,
+    "split": bool,
+    "round": np.int16,
+    "lane": np.int16,
+    "start_us": np.float64,
+    "length": np.int16,
+}
+_PER_TILE = ("blocks_ids", "blocks_paths", "profile_paths")
+
+
+def save(path: str | PathLike, schedule: Schedule | Skipped, made_by: dict | None = None) -> None:
+    """Write a `Schedule` as JSON, its work list by columns, or a `Skipped`."""
+    if isinstance(schedule, Skipped):
+        artifacts.write_json(path, KIND, VERSION, asdict(schedule), made_by)
+        return
+    body = {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name not in COLUMNS}
+    body["trials"] = [asdict(trial) for trial in schedule.trials]
+    work = {name: getattr(schedule, name).tolist() for name in COLUMNS}
+    artifacts.write_json(path, KIND, VERSION, {**body, "work": work}, made_by)
+
+
+# The document's fields: those of `Schedule`, its columns as lists of what JSON has for their dtypes.
+_Facts = msgspec.defstruct(
+    "_Facts",
+    [
+        (f.name, f.type) if f.default is MISSING else (f.name, f.type, f.default)
+        for f in fields(Schedule)
+        if f.name not in COLUMNS
+    ],
+)
+_JSON = {"b": list[bool], "i": list[int], "f": list[Finite]}
+_Work = msgspec.defstruct("_Work", [(name, _JSON[np.dtype(dtype).kind]) for name, dtype in COLUMNS.items()])
+
+
+def load(path: str | PathLike) -> Schedule:
+    """Read a `Schedule` that `save` wrote, checking its contents.
+
+    Raises `ArtifactError`, and `SolverUnavailableError` for a file that holds a `Skipped`.
+    """
+    found = read(path)
+    if isinstance(found, Skipped):
+        raise SolverUnavailableError(f"{path}: expected a schedule, found {found.solver} skipped: {found.reason}")
+    return found
+
+
+def read(path: str | PathLike) -> Schedule | Skipped:
+    """Read a `Schedule` or a `Skipped` that `save` wrote, checking its contents. Raises `ArtifactError`."""
+    document = artifacts.read_json(path, KIND, VERSION)
+    if document.get("status") == "skipped":
+        return contents.fields(path, KIND, document, Skipped)
+    facts = contents.fields(path, KIND, document, _Facts)
+    lists = contents.fields(path, KIND, document.get("work"), _Work)
+    try:
+        columns = {name: np.array(getattr(lists, name), dtype) for name, dtype in COLUMNS.items()}
+    except OverflowError as error:
+        raise ArtifactError(f"{path}: expected numbers of the columns' types, found: {error}") from error
+    if len(lengths := {len(column) for column in columns.values()}) != 1:
+        raise ArtifactError(f"{path}: expected columns of one length, found {sorted(lengths)}")
+    values: dict[str, Any] = {name: getattr(facts, name) for name in facts.__struct_fields__} | columns
+    found = Schedule(**values)
+    each = {len(set(found.tiles)), len(found.tiles), *(len(getattr(found, name)) for name in _PER_TILE)}
+    contents.expect(path, len(each) == 1, f"different tiles, and as many of {', '.join(_PER_TILE)}", found.tiles)
+    contents.expect(path, len(found.forms) in (0, len(found.tiles)), "a form for each of the tiles", found.forms)
+    contents.within(path, "tile", found.tile, 0, len(found.tiles) - 1)
+    contents.expect(path, len(set(found.lengths)) == len(found.lengths), "different split lengths", found.lengths)
+    contents.within(path, "length", found.length, 0, len(found.lengths) - 1)
+    contents.within(path, "lane", found.lane, 0, found.lanes - 1)
+    contents.within(path, "start_us", found.start_us, 0, np.inf)
+    contents.within(path, "round", found.round, 0, np.iinfo(np.int16).max)
+    contents.within(path, "steps of round", np.diff(found.round), 0, np.inf)
+    return found
+
+
+def verify_inputs(
+    schedule: Schedule, blocks: Mapping[str, Blocks], profiles: Mapping[str, Profile] | None = None
+) -> None:
+    """Raise `ArtifactError` unless `schedule` was made for these `blocks` and `profiles`, each by tile."""
+    for name, expected in zip(schedule.tiles, schedule.blocks_ids, strict=True):
+        if name not in blocks:
+            raise ArtifactError(f"the schedule needs blocks of the tiles {schedule.tiles}, found {sorted(blocks)}")
+        cover = blocks[name]
+        if cover.graph_id != schedule.graph_id:
+            raise ArtifactError(
+                f"the schedule was made for graph {schedule.graph_id}, found blocks of graph {cover.graph_id}"
+            )
+        if cover.id != expected:
+            raise ArtifactError(f"tile {name}: the schedule was made for blocks {expected}, found {cover.id}")
+        if profiles is None:
+            continue
+        if name not in profiles:
+            raise ArtifactError(f"the schedule needs profiles of the tiles {schedule.tiles}, found {sorted(profiles)}")
+        profile = profiles[name]
+        if profile.blocks_id != expected:
+            raise ArtifactError(
+                f"tile {name}: the schedule was made for blocks {expected}, found a profile of {profile.blocks_id}"
+            )
+        if profile.device_id != schedule.device_id:
+            raise ArtifactError(
+                f"tile {name}: the schedule was made for device {schedule.device_id}, "
+                f"found a profile of {profile.device_id}"
+            )
+
+
+def verify_work(schedule: Schedule, blocks: Mapping[str, Blocks], profiles: Mapping[str, Profile]) -> None:
+    """Raise `ArtifactError` unless the work list holds the `work.items` of `blocks`.
+
+    Their shapes must be those of `profiles`. Each region that has keys must stand on one tile, at one split length and
+    in one round.
+    """
+    first = next(iter(blocks.values()))
+    placed = np.full(first.n_regions, -1)
+    chosen = np.unique(np.stack([schedule.tile, schedule.length]), axis=1).T.tolist()
+    for t, name in enumerate(schedule.tiles):
+        _expect(np.array_equal(blocks[name].region_ptr, first.region_ptr), name, "the regions of the other tiles")
+        for length in {schedule.split_keys, *(schedule.lengths[n] for s, n in chosen if s == t)}:
+            _expect(length in profiles[name].options, name, f"a profile at the split length {length}")
+            measured = profiles[name].options[length].shapes
+            shapes = [(shape.rows, shape.runs, shape.masked, shape.split) for shape in measured]
+            _expect(shapes == work.items(blocks[name], length).forms, name, "a profile of the shapes of its blocks")
+    for t, n in chosen:
+        name = schedule.tiles[t]
+        cover, mine = blocks[name], np.flatnonzero((schedule.tile == t) & (schedule.length == n))
+        items = work.items(cover, schedule.lengths[n])
+        contents.within(f"tile {name}", "block", schedule.block[mine], 0, cover.n_blocks - 1)
+        region, rounds = cover.region[schedule.block[mine]], schedule.round[mine]
+        _expect((placed[region] < 0).all(), name, "each region on one tile, at one length")
+        placed[region] = rounds
+        _expect((placed[region] == rounds).all(), name, "each region in one round")
+        mine = mine[np.lexsort((schedule.run_lo[mine], schedule.block[mine]))]
+        theirs = np.isin(cover.region[items.block], region)
+        for column in ("block", "run_lo", "run_hi", "shape", "split"):
+            same = np.array_equal(getattr(schedule, column)[mine], getattr(items, column)[theirs])
+            _expect(same, name, f"{column} of the work items of its regions")
+    _expect((placed[first.region[first.runs > 0]] >= 0).all(), schedule.tiles, "every region that has keys")
+
+
+def _expect(holds, tile, expected):
+    contents.expect(f"the work list, tile {tile}", holds, expected, "others")

@@ -1,0 +1,234 @@
+"""Direct launches of a compiled Triton kernel, at the least cost for the host (stage T5).
+
+``kernel[grid](...)`` examines every argument in each call, about 14 µs for a kernel of twenty; most of them are the
+same in every call of a plan. Triton's own C launcher, given the address of each tensor, takes 4 µs.
+"""
+
+from contextlib import nullcontext
+from contextvars import ContextVar, copy_context
+from functools import lru_cache, partial, reduce
+from operator import or_
+from threading import Lock
+
+import torch
+import triton
+
+from tilewright.core import _internals
+from tilewright.core.caches import Recent
+from tilewright.devices import qkv
+
+# Keys that calls are stored under, and calls of a key. The oldest are dropped: they go through Triton once more.
+KEYS, CALLS = 256, 8
+# Pointers aligned to so many bytes, a power of two, are compiled for as such.
+ALIGNED = 16
+
+# What takes down the launches of this thread, see `tape`, or None.
+RECORDER: ContextVar = ContextVar("recorder", default=None)
+
+
+def lasting(x):
+    """`x`, a tensor that its owner keeps, and whose values do not change: what is recorded need not make it again."""
+    if (recorder := RECORDER.get()) is not None:
+        recorder.keep(x)
+    return x
+
+
+def taken_down(compiled, grid, tensors, arguments):
+    """Tell who takes down the launches of this thread of one through Triton, see `direct`."""
+    if (recorder := RECORDER.get()) is not None:
+        recorder.add(compiled, grid, tensors, arguments)
+
+
+def with_scratch(call, device):
+    """The result of ``call()``, a launch through Triton of a kernel that may ask for scratch memory.
+
+    Who else launches through Triton keeps the allocator that they have set.
+    """
+
+    def launched():
+        triton.set_allocator(lambda size, alignment, stream: scratch(device, size))
+        return call()
+
+    return copy_context().run(launched)
+
+
+def scratch(device, size):
+    """Memory that a kernel asks for, in bytes."""
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def direct(compiled, grid, stream, arguments, device=None):
+    """``callable(*addresses)`` that launches `compiled` on `grid` and `stream`; None where the launcher is not known.
+
+    grid: programs in each of three dimensions. compiled: what ``kernel[grid](...)`` returned, None under the
+    interpreter. addresses: of the leading tensors; their alignment to 16 bytes must be as it was in that call.
+    arguments: all that follow, tensors by their addresses, constants included. device: where the kernel's scratch
+    memory is held, if it asks for any; it is of this stream alone. Launch hooks are not called.
+    """
+    known = _internals.triton_launcher(compiled, grid, stream, device and partial(scratch, device))
+    if known is None:
+        return None
+    launch, head, in_tuple = known
+    if in_tuple:
+        return lambda *addresses: launch(*head, (*addresses, *arguments))
+    return lambda *addresses: launch(*head, *addresses, *arguments)
+
+
+def current_stream(device):
+    """``callable() -> int``: the stream that is current on `device` when called; 0 where there are no streams."""
+    if device.type != "cuda":
+        return lambda: 0
+    return partial(_internals.raw_stream, torch.cuda.current_device() if device.index is None else device.index)
+
+
+def wide(n, stride):
+    """Whether `n` rows so far apart, of up to 256 values each, span more than a 32-bit offset reaches."""
+    return (n - 1) * stride + 256 >= 2**31
+
+
+def recent():
+    """Where calls are kept by key."""
+    return Recent(KEYS, CALLS)
+
+
+def beside(device, n):
+    """The `Beside` of the stream that is current on `device`, with `n` more streams; `Nowhere` where there are none."""
+    if n == 0 or device.type != "cuda":
+        return Nowhere(n)
+    return _beside(device.index, _internals.raw_stream(device.index), n)
+
+
+@lru_cache(KEYS)
+def _beside(index, stream, n):
+    # By the current stream: one for all plans that are called on it, since torch has few streams to give.
+    return Beside(torch.cuda.current_stream(index), [torch.cuda.Stream(index) for _ in range(n)])
+
+
+class Beside:
+    """Streams beside the one that calls come on, for launches of one call side by side.
+
+    Between `fork` and `join` each works beside that stream: after all that it was given before, and before all that it
+    is given later. So whoever frees or reads a call's tensors on that stream needs to know nothing of the others, and a
+    capture of that stream captures them. Events are recorded anew by each call. Threads may do so on one stream in any
+    order: an event that is recorded later waits for more.
+    """
+
+    def __init__(self, own, streams):
+        """own, streams: of torch."""
+        self._own, self._streams = own, streams
+        self._begin, *self._ends = (torch.cuda.Event() for _ in range(1 + len(streams)))
+
+    @property
+    def places(self):
+        """Contexts in which launches go to the streams: the first to that of the calls."""
+        return [nullcontext, *(partial(torch.cuda.stream, stream) for stream in self._streams)]
+
+    def fork(self, *_):
+        """Have the other streams begin after what their own was given before."""
+        if (recorder := RECORDER.get()) is not None:
+            recorder.add_call(self.fork)
+        self._begin.record(self._own)
+        for stream in self._streams:
+            self._begin.wait(stream)
+
+    def join(self, *_):
+        """Have their own stream go on after what the others were given."""
+        if (recorder := RECORDER.get()) is not None:
+            recorder.add_call(self.join)
+        for stream, end in zip(self._streams, self._ends, strict=True):
+            end.record(stream)
+            end.wait(self._own)
+
+    def around(self, calls):
+        """`calls` between fork and join, a list."""
+        return [self.fork, *calls, self.join]
+
+
+class Nowhere:
+    """In place of `Beside` where launches follow one another."""
+
+    def __init__(self, n):
+        """n: streams that were asked for."""
+        self.places = [nullcontext] * (1 + n)
+
+    def fork(self):
+        """Do nothing."""
+
+    join = fork
+
+    def around(self, calls):
+        """`calls` themselves."""
+        return calls
+
+
+def capturing():
+    """True while the current stream is captured in a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+class CachedLaunch:
+    """A kernel whose first call with tensors of a layout goes through Triton, and later ones to its C launcher.
+
+    start: ``callable(*tensors) -> (out, compiled, grid, arguments)``, which checks the tensors and launches on them;
+    the kernel takes `out`, the tensors and the arguments, see `direct`, in this order. `out` may be the first of the
+    tensors, and is not passed twice then. No tensor is kept between calls: they may overlap, and be captured. Tensors
+    off multiples of 16 bytes always go through Triton.
+    """
+
+    def __init__(self, start, device):
+        """Launch on `device`, a ``torch.device`` with its index, on the stream that is current in each call."""
+        self._start, self._device = start, device
+        self._stream = current_stream(device)
+        self._several = device.type == "cuda" and torch.cuda.device_count() > 1
+        # By stream and number of tensors: direct launches for tensors of one layout, see `_direct_call`.
+        self._known, self._lock = recent(), Lock()
+
+    def __call__(self, *tensors):
+        """The result of the kernel. Raises what `start` raises."""
+        if self._several and torch.cuda.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                return self(*tensors)
+        if (recorder := RECORDER.get()) is not None:
+            with self._lock:
+                out, compiled, grid, arguments = self._start(*tensors)
+            given = tensors if out is tensors[0] else (out, *tensors)
+            recorder.add(compiled, (grid, 1, 1), given, arguments)
+            return out
+        key = self._stream(), len(tensors)
+        for direct_call in self._known.get(key):
+            if (out := direct_call(*tensors)) is not None:
+                return out
+        # Threads compile and store their calls one after the other.
+        with self._lock:
+            out, compiled, grid, arguments = self._start(*tensors)
+            known, same = _internals.triton_launcher(compiled, (grid, 1, 1), key[0]), qkv.same_layout(*tensors)
+            aligned = not reduce(or_, map(torch.Tensor.data_ptr, tensors)) & (ALIGNED - 1)
+            if known is not None and aligned and same(*tensors):
+                self._known.add(key, _direct_call(known, same, out, tensors, arguments))
+            return out
+
+
+def _direct_call(launcher, same, out, tensors, arguments):
+    """``callable(*tensors)``: the result for tensors of this layout, aligned, wherever they lie; None for others."""
+    launch, head, in_tuple = launcher
+    address, given = torch.Tensor.data_ptr, out is tensors[0]
+    empty = None if given else qkv.empty_like_result(out)
+
+    def call(*tensors):
+        if not same(*tensors):
+            return None
+        addresses = tuple(map(address, tensors))
+        if reduce(or_, addresses) & (ALIGNED - 1):
+            return None
+        if given:
+            out = tensors[0]
+        else:
+            out = empty()
+            addresses = address(out), *addresses
+        if in_tuple:
+            launch(*head, (*addresses, *arguments))
+        else:
+            launch(*head, *addresses, *arguments)
+        return out
+
+    return call

@@ -1,0 +1,187 @@
+"""The question: is there a configuration with which a system gives an example's outputs, and which is the least?"""
+
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from tilewright.core.errors import SolverError, TilewrightError
+from tilewright.pushmem.configure import explain, objectives, replay
+from tilewright.pushmem.configure.example import Example
+from tilewright.pushmem.configure.solve import SAT, UNKNOWN, Solver, TimeOver
+from tilewright.pushmem.configure.system import System
+from tilewright.pushmem.configure.unroll import Unrolled
+
+# Seconds of choices without an answer after which the question is asked without choices; for how many times as long
+# as they took; and after how many times as long it is asked again.
+PATIENCE_S, ALONE, AGAIN = 8.0, 2.0, 8.0
+# Seconds after a limit in which a solver may end by itself, before its process is ended.
+GRACE_S = 1.0
+SOLVED, INFEASIBLE, GAVE_UP = "solved", "infeasible", "unknown"
+
+
+@dataclass
+class Answer:
+    """verdict: `SOLVED`, `INFEASIBLE` or `GAVE_UP`. registers: the configuration, by name. layers, seconds: of each
+    layer its value and how long it took; ``first`` is the time to the first configuration. cause: why there is none.
+    complete: whether every layer is known to be least. replayed: cycles of the interpreter's run."""
+
+    verdict: str
+    registers: dict[str, int] = field(default_factory=dict)
+    layers: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    cause: explain.Cause | None = None
+    complete: bool = True
+    replayed: int = 0
+
+
+def solve(
+    system: System,
+    example: Example,
+    *,
+    layers: Sequence[objectives.Choices | objectives.Least] = (),
+    fixed: Mapping[str, int] | None = None,
+    limit_s: float | None = None,
+    explained: bool = True,
+) -> Answer:
+    """The `Answer` for a system and an example.
+
+    layers: in order; a `Choices` layer stands first. fixed: words that are known. limit_s: seconds; where they are over
+    the verdict is `GAVE_UP`, or, once there is a configuration, `SOLVED` without all layers. explained: whether a
+    cause is looked for.
+
+    Raises `ConfigError` for an example of another system, `SolverError` for an answer that the interpreter refutes.
+    """
+
+    def ask():
+        return _solve(system, example, layers, fixed, limit_s, explained)
+
+    if limit_s is None:
+        return ask()
+    answer = _in_time(ask, limit_s + GRACE_S)
+    return Answer(GAVE_UP, complete=False) if answer is None else answer
+
+
+def _in_time(function, seconds):
+    """What `function` gives within some seconds, None where it takes longer: in a process of its own, which then ends.
+    A solver looks at its clock now and then only."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def work():
+        try:
+            sender.send((function(), None))
+        except TilewrightError as error:
+            sender.send((None, error))
+
+    process = context.Process(target=work, daemon=True)
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(seconds):
+            return None
+        answer, error = receiver.recv()
+    except EOFError:
+        raise SolverError(
+            f"expected an answer of the solver, found that its process ended: {process.exitcode}"
+        ) from None
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+    if error is not None:
+        raise error
+    return answer
+
+
+def _solve(system, example, layers, fixed, limit_s, explained):
+    example = example.constrained(system)
+    example.check(system)
+    fixed, end = dict(fixed or {}), None if limit_s is None else perf_counter() + limit_s
+    enumerated = [layer for layer in layers if isinstance(layer, objectives.Choices)]
+    combinations = enumerated[0].combinations(fixed) if enumerated else [(0, ())]
+    begin, gave_up, patience, alone = perf_counter(), False, PATIENCE_S, {}
+    for cost, taken in combinations:
+        if end is not None and perf_counter() > end:
+            gave_up = True
+            break
+        if any(alone.get(id(choice)) for choice in taken):
+            continue
+        solver = Solver(_left(end))
+        known = dict(fixed)
+        for choice in taken:
+            known |= choice.fixed
+        try:
+            unrolled = Unrolled(system, example, solver, known)
+            if unrolled.refuted:
+                # One of them alone may be what numbers refute: then so is every other combination with it.
+                for choice in taken if len(taken) > 1 else ():
+                    if id(choice) not in alone:
+                        alone[id(choice)] = bool(Unrolled(system, example, solver, fixed | dict(choice.fixed)).refuted)
+                continue
+        except TimeOver:
+            gave_up = True
+            break
+        _require(solver, unrolled, taken)
+        result = solver.check()
+        gave_up |= result == UNKNOWN
+        if result == SAT:
+            seconds = {"first": perf_counter() - begin}
+            found = {enumerated[0].name: cost} if enumerated else {}
+            return _least(system, example, solver, unrolled, layers, found, seconds, complete=not gave_up)
+        # Choices only restrict: what has no answer without them has none with any, and may be far sooner refuted.
+        spent = perf_counter() - begin
+        if enumerated and spent >= patience:
+            patience = AGAIN * spent
+            left = ALONE * spent if end is None else min(ALONE * spent, end - perf_counter())
+            found = explain.cause(system, example, fixed, left)
+            if found is not None:
+                if explained and not found.least:
+                    found = explain.cause(system, example, fixed, _left(end)) or found
+                return Answer(INFEASIBLE, seconds={"first": perf_counter() - begin}, cause=found if explained else None)
+    seconds = {"first": perf_counter() - begin}
+    if gave_up:
+        return Answer(GAVE_UP, seconds=seconds, complete=False)
+    cause = explain.cause(system, example, fixed, _left(end)) if explained else None
+    return Answer(INFEASIBLE, seconds=seconds, cause=cause)
+
+
+def _left(end):
+    """Seconds until `end`, None where there is no limit."""
+    return None if end is None else max(0.0, end - perf_counter())
+
+
+def _require(solver, unrolled, taken):
+    for _, _, truth in unrolled.asked:
+        solver.require(truth)
+    for choice in taken:
+        for name, least in choice.least.items():
+            word = unrolled.words.get(name)
+            if least and word is not None and not isinstance(word, int):
+                solver.require(solver.at_least(word, least))
+
+
+def _least(system, example, solver, unrolled, layers, found, seconds, complete):
+    """The least of all configurations, which the interpreter has run."""
+    words = unrolled.words
+    registers = {name: word if isinstance(word, int) else solver.found(word) for name, word in words.items()}
+    for layer in layers:
+        if isinstance(layer, objectives.Choices):
+            continue
+        begin = perf_counter()
+        value, registers = objectives.minimised(
+            solver, layer, {**unrolled.fixed, **words}, {**unrolled.fixed, **registers}
+        )
+        seconds[layer.name] = perf_counter() - begin
+        if value is None:
+            complete = False
+            break
+        found[layer.name] = value
+    registers = {**unrolled.fixed, **registers}
+    # Words that decide nothing are 0.
+    registers = {name: registers.get(name, 0) for name in system.configuration}
+    names = [*example.outputs, *example.pins]
+    broken = example.broken(replay.run(system, registers, example.inputs, example.cycles, names))
+    if broken is not None:
+        raise SolverError(f"{system.name}: the interpreter refutes the solver's answer: {broken}")
+    return Answer(SOLVED, registers, found, seconds, complete=complete, replayed=example.cycles)

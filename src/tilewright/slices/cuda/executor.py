@@ -1,0 +1,143 @@
+"""Executor of slice lists on an NVIDIA GPU (stage T5): launches of `slice_kernels`.
+
+The contract is that of `targets`.
+"""
+
+import math
+from functools import lru_cache, partial
+
+import torch
+import triton
+
+from tilewright.devices import qkv
+from tilewright.devices.cuda.launcher import ALIGNED, KEYS, CachedLaunch, wide
+from tilewright.slices import layout as layouts
+from tilewright.slices.cuda import config, forms, kernels
+from tilewright.slices.cuda.forms import Kind
+
+# Keys that a program flags or packs at once; groups that it ranks at once, and others that it compares them with.
+FLAGGED, RANKED, COMPARED = 1024, 32, 64
+
+
+class Executor:
+    """The kernels for a `slices.layout.Layout` on a device: methods as in `targets`.
+
+    attention_config: the `SliceConfig` of attention; None: `slice_forms.of`. The first call with tensors of
+    some shapes and strides, on each stream, goes through Triton, which compiles.
+    """
+
+    def __init__(self, layout, device, attention_config=None):
+        """Compile nothing yet."""
+        self.layout, self._device, self._attention_config = layout, device, attention_config
+        self._from_mask = CachedLaunch(partial(self._launch_list, False), device)
+        self._unpack = CachedLaunch(partial(self._launch_list, True), device)
+        self._rank = CachedLaunch(self._launch_rank, device)
+        self._pack = CachedLaunch(self._launch_pack, device)
+        # By scale and whether memory for the result is given.
+        self._attend = lru_cache(KEYS)(
+            lambda scale, given: CachedLaunch(partial(self._launch_attend, scale, given), device)
+        )
+
+    def from_mask(self, mask):
+        """See `targets`."""
+        counts = mask.new_empty(self._groups, dtype=torch.int32)
+        keys = self._from_mask(counts, mask)
+        return keys, counts, *self.rank(counts)
+
+    def unpack(self, bits):
+        """See `targets`."""
+        counts = bits.new_empty(self._groups)
+        keys = self._unpack(counts, bits)
+        return keys, counts, *self.rank(counts)
+
+    def rank(self, counts):
+        """See `targets`."""
+        state = counts.new_empty(layouts.STATE)
+        return self._rank(state, counts), state
+
+    def pack(self, keys, counts):
+        """See `targets`."""
+        bits = keys.new_zeros(*self._groups, self.layout.words + 1)
+        return self._pack(bits, keys, counts)
+
+    def attend(self, lists, q, k, v, *, scale, out=None, with_lse=False):
+        """See `targets`."""
+        run = self._attend(scale, out is not None)
+        given = () if out is None else (out,)
+        if not with_lse:
+            return run(*given, *lists, q, k, v), None
+        lse = q.new_empty(*self._groups[:2], self.layout.queries, dtype=torch.float32)
+        return run(*given, *lists, q, k, v, lse), lse
+
+    @property
+    def _groups(self):
+        return self.layout.batch, self.layout.heads, self.layout.groups
+
+    # What a `CachedLaunch` starts: each returns the result, the compiled kernel, its grid and what follows the tensors.
+
+    def _launch_list(self, bits, counts, flags):
+        layout = self.layout
+        keys = counts.new_empty(*self._groups, layout.capacity)
+        # A batch entry or head of one stands for all.
+        strides = [0 if n == 1 else stride for n, stride in zip(flags.shape[:3], flags.stride()[:3], strict=True)]
+        sizes = layout.heads, layout.groups, layout.keys, layout.words, layout.capacity
+        arguments = (*strides, *sizes, bits, FLAGGED)
+        grid = math.prod(self._groups)
+        # As bytes: tensors of bool are flags of 0 and 1.
+        given = flags if bits else flags.view(torch.uint8)
+        compiled = kernels.tilewright_list_keys[(grid,)](keys, counts, given, *arguments)
+        return keys, compiled, grid, arguments
+
+    def _launch_rank(self, state, counts):
+        layout = self.layout
+        heads = layout.batch * layout.heads
+        order = torch.empty_like(counts)
+        arguments = (heads, layout.groups, layout.capacity, RANKED, COMPARED)
+        grid = heads * triton.cdiv(layout.groups, RANKED) + 1
+        compiled = kernels.tilewright_rank_groups[(grid,)](order, state, counts, *arguments)
+        return order, compiled, grid, arguments
+
+    def _launch_pack(self, bits, keys, counts):
+        arguments = (self.layout.words, self.layout.capacity, FLAGGED)
+        grid = math.prod(self._groups)
+        compiled = kernels.tilewright_pack_keys[(grid,)](bits, keys, counts, *arguments)
+        return bits, compiled, grid, arguments
+
+    def _launch_attend(self, scale, given, *tensors):
+        layout = self.layout
+        out, tensors = (tensors[0], tensors[1:]) if given else (None, tensors)
+        *lists, q, k, v = tensors[:7]
+        # Memory for the log-sum-exps, where they are asked for, is the executor's own.
+        lse = tensors[7:]
+        inputs = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
+        layouts.check_inputs(layout, *lists, **inputs)
+        if out is None:
+            out = qkv.empty(q, layout.queries)
+        head_dim = q.shape[-1]
+        kind = Kind(layout.rows, layout.width, head_dim, str(q.dtype).removeprefix("torch."))
+        chosen = self._attention_config or forms.of(kind, self._device)
+        if chosen.by_warps and not all(x.data_ptr() % ALIGNED == 0 and _even(x) for x in (q, k, v)):
+            # Its copies of 16 bytes need that the compiler knows of their alignment.
+            chosen = config.plain(layout.rows, head_dim, q.dtype, forms.device_facts(self._device)[1])
+        strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
+        is_wide = any(wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
+        sizes = layout.queries, layout.groups, layout.capacity, scale * math.log2(math.e)
+        constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
+        if chosen.by_warps:
+            from tilewright.slices.cuda import warp_kernel
+
+            kernel = warp_kernel.tilewright_slice_attention_by_warps
+            own, options = (chosen.loose,), {"num_warps": warp_kernel.NUM_WARPS}
+        else:
+            kernel = kernels.tilewright_slice_attention
+            own = chosen.ahead, chosen.k_columns, chosen.slack
+            options = {"num_warps": chosen.num_warps, "maxnreg": chosen.maxnreg}
+        arguments = (*(() if lse else (None,)), *strides, *sizes, *constants, *own, is_wide)
+        grid = math.prod(self._groups)
+        compiled = kernel[(grid,)](out, *lists, q, k, v, *lse, *arguments, **options)
+        return out, compiled, grid, arguments
+
+
+def _even(x):
+    """Whether strides of tokens, heads and batch entries are multiples of 16, as the compiler knows them."""
+    return all(stride % 16 == 0 for stride in x.stride()[:3])

@@ -1,0 +1,286 @@
+"""Codes and lists of slices on an NVIDIA GPU (stage T5): launches of `slice_selection_kernels`.
+
+The contract is that of `tilewright.slices.selection`. No launch waits for the device or asks it for a number, so that
+all of them can be captured in a CUDA graph after a first call with such tensors.
+"""
+
+import math
+from functools import lru_cache, partial
+
+import torch
+import triton
+
+from tilewright.core.errors import PatternError
+from tilewright.devices.cuda.launcher import KEYS, CachedLaunch, lasting
+from tilewright.devices.cuda.tape import recorded  # noqa: F401  of the contract
+from tilewright.slices.cuda import code_kernels, prediction_forms, selection_kernels
+from tilewright.slices.cuda.prediction_forms import Kind, config_for, selecting
+from tilewright.slices.selection import padded
+
+LOG2_E = math.log2(math.e)
+# Codes that a program moves at once.
+MOVED = 2048
+# Keys of a range that log-sum-exps are computed in, at least.
+LEAST_SPLIT = 512
+# Heads of a call that those ranges are chosen for, whatever it has: sums over other ranges are rounded otherwise, and
+# a head's lists would depend on the heads beside it. ASSUME: as many as the calls that ranges were measured with.
+HEADS = 12
+
+
+def memory(device):
+    """See `selection`."""
+    if device.type != "cuda":
+        # Under Triton's interpreter.
+        return 1 << 40
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+class Selection:
+    """Methods as in `selection`. config: a `Config`, None: `slice_prediction_forms.of`."""
+
+    def __init__(self, layout, device, config=None):
+        """Compile nothing yet."""
+        self.layout, self._device, self._config = layout, device, config
+        # By name and settings.
+        self._launch = lru_cache(KEYS)(lambda name, *s: CachedLaunch(partial(getattr(self, name), *s), device))
+
+    @property
+    def _lists(self):
+        """Groups of all heads."""
+        return self.layout.batch * self.layout.heads * self.layout.groups
+
+    def pooled(self, q, k, pool, scale, lengths=None):
+        """See `selection`."""
+        rows = self.means(q, pool)
+        return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths, pool), pool, False, scale)
+
+    def means(self, q, pool):
+        """Means of `pool` consecutive queries each, [B, H, P, D]."""
+        return q if pool == 1 else self._launch("_start_means", pool)(q)
+
+    def log_sum_exps(self, rows, k, scale, lengths=None, step=None):
+        """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]. step: queries that a row
+        stands for, by which the form is chosen."""
+        known = self._all(k.shape[2]) if lengths is None else lengths
+        return self._launch("_start_lse", step, 1, 0.0, scale)(rows, k, known)
+
+    def column(self, q, k, lse, step, largest, scale, lengths=None):
+        """See `selection`."""
+        rows = q[:, :, ::step]
+        if lse is None:
+            return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths, step), step, largest, scale)
+        return self._codes(rows, k, lse[:, :, None, ::step], step, largest, scale, LOG2_E)
+
+    def blocks(self, q, k, block, similarity, scale):
+        """See `selection`."""
+        layout = self.layout
+        k = k[:, :, layout.first : layout.keys - layout.last]
+        groups = layout.groups, math.ceil(k.shape[2] / block)
+        alike = [q.new_empty(layout.batch, layout.heads, n, dtype=torch.float32) for n in groups]
+        means = [
+            self._launch("_start_means", n)(x, cosine)
+            for x, n, cosine in zip((q, k), (layout.rows, block), alike, strict=True)
+        ]
+        lse = self._launch("_start_lse", None, block, similarity, scale)(*means, self._all(groups[1]), alike[1])
+        coded = self._launch("_start_block_codes", similarity, scale)(*means, lse, *alike)
+        return self._launch("_start_spread", block)(coded)
+
+    def given(self, mask):
+        """See `selection`."""
+        return self._launch("_start_given")(mask.view(torch.uint8))
+
+    def random(self, seed):
+        """See `selection`."""
+        codes = self._empty_codes(self.layout.keys)
+        return self._launch("_start_random", seed)(codes)
+
+    def select(self, codes, rule, keys, counts, lengths=None):
+        """See `selection`."""
+        known = self._all(self.layout.keys) if lengths is None else lengths
+        if rule.width > 1:
+            codes = self._launch("_start_runs", rule.width)(codes, known)
+        self._launch("_start_select", rule)(keys, counts, codes, known, self._always(rule.always))
+
+    @lru_cache(KEYS)  # noqa: B019
+    def _form(self, step, head_dim, dtype):
+        """The `Config` for rows that stand for so many queries each; None: for others."""
+        if self._config or step is None:
+            return self._config or config_for(head_dim, dtype)
+        kind = Kind(f"pool{step}", self.layout.rows, head_dim, str(dtype).removeprefix("torch."))
+        return prediction_forms.of(kind, self._device)
+
+    def _codes(self, rows, k, lse, step, largest, scale, lse_log2=1.0):
+        config, of_group = self._form(step, k.shape[-1], k.dtype), self.layout.rows // step
+        fits = of_group >= code_kernels.FEWEST_ROWS and of_group * code_kernels.FEWEST_GROUPS <= config.block_m
+        start = "_start_codes_by_keys" if config.by_keys and fits else "_start_codes"
+        return self._launch(start, step, largest, scale, lse_log2)(rows, k, lse)
+
+    def _empty_codes(self, n):
+        layout = self.layout
+        shape = layout.batch, layout.heads, layout.groups, padded(n)
+        return torch.empty(shape, dtype=torch.uint8, device=self._device)[..., :n]
+
+    def _always(self, ranges):
+        """int32 [2 * ranges]: ranges of units, one of none where there are none."""
+        return lasting(self._always_of(ranges))
+
+    def _all(self, n_keys):
+        """Lengths of batch entries that have all keys."""
+        return lasting(self._all_of(n_keys))
+
+    @lru_cache(KEYS)  # noqa: B019
+    def _always_of(self, ranges):
+        numbers = [number for one in ranges or ((0, 0),) for number in one]
+        return torch.tensor(numbers, dtype=torch.int32, device=self._device)
+
+    @lru_cache(KEYS)  # noqa: B019
+    def _all_of(self, n_keys):
+        return torch.full((self.layout.batch,), n_keys, dtype=torch.int32, device=self._device)
+
+    # What a `CachedLaunch` starts: each returns the result, the compiled kernel, its grid and what follows the tensors.
+
+    def _start_means(self, n, x, cosine=None):
+        batch, heads, tokens, head_dim = x.shape
+        _check_head_dim(head_dim)
+        rows = math.ceil(tokens / n)
+        mean = x.new_empty(batch, heads, rows, head_dim)
+        config = self._form(n, head_dim, x.dtype)
+        block_t = min(n, config.averaged)
+        block_r = config.averaged // block_t
+        arguments = (*x.stride()[:3], tokens, rows, heads, n, head_dim, block_r, block_t)
+        grid = batch * heads * math.ceil(rows / block_r)
+        compiled = selection_kernels.tilewright_slice_means[(grid,)](
+            mean, x, cosine, *arguments, num_warps=config.mean_warps
+        )
+        return mean, compiled, grid, arguments if cosine is not None else (None, *arguments)
+
+    def _start_lse(self, step, size, similarity, scale, rows, k, lengths, alike=None):
+        batch, heads, n_rows, head_dim = rows.shape
+        _check_head_dim(head_dim)
+        n_keys, config = k.shape[2], self._form(step, head_dim, k.dtype)
+        tiles = math.ceil(n_rows / config.block_m)
+        splits = max(1, min(config.splits, n_keys // LEAST_SPLIT, math.ceil(config.programs / (HEADS * tiles))))
+        split = math.ceil(n_keys / splits / config.block_n) * config.block_n
+        splits = math.ceil(n_keys / split)
+        lse = rows.new_empty(batch, heads, splits, n_rows, dtype=torch.float32)
+        strides = (*rows.stride()[:3], *k.stride()[:3])
+        n_tokens = self.layout.keys - self.layout.first - self.layout.last
+        sizes = (n_rows, n_keys, n_tokens, heads, scale * LOG2_E, similarity)
+        blocks = (config.block_m, config.block_n, splits, split, config.num_stages)
+        arguments = (*strides, *sizes, size, head_dim, *blocks)
+        grid = batch * heads * splits * tiles
+        compiled = selection_kernels.tilewright_slice_lse[(grid,)](
+            lse, rows, k, lengths, alike, *arguments, num_warps=config.num_warps
+        )
+        return lse, compiled, grid, arguments if alike is not None else (None, *arguments)
+
+    def _start_block_codes(self, similarity, scale, rows, k, lse, q_alike, k_alike):
+        return self._start_codes(self.layout.rows, False, scale, 1.0, rows, k, lse, q_alike, k_alike, similarity)
+
+    def _start_codes(
+        self, step, largest, scale, lse_log2, rows, k, lse, q_alike=None, k_alike=None, similarity=0.0
+    ):  # fmt: skip
+        layout = self.layout
+        batch, heads, n_rows, head_dim = rows.shape
+        config = self._form(step, head_dim, k.dtype)
+        _check_head_dim(head_dim)
+        n_keys, of_group = k.shape[2], layout.rows // step
+        codes = self._empty_codes(n_keys)
+        block_r = min(of_group, config.block_m)
+        block_g = config.block_m // block_r
+        tiles, splits = math.ceil(layout.groups / block_g), lse.shape[2]
+        steps = batch * heads * tiles * math.ceil(n_keys / config.block_n)
+        chunk = math.ceil(steps / config.programs) * config.block_n
+        # [B, H, splits, P]; a stride of one split is never used.
+        strides = (*rows.stride()[:3], *k.stride()[:3], *lse.stride(), codes.stride(2))
+        sizes = (n_rows, n_keys, layout.queries, layout.groups, heads, scale * LOG2_E, lse_log2, similarity)
+        splitting = (splits, triton.next_power_of_2(splits), chunk, config.num_stages)
+        arguments = (*strides, *sizes, of_group, step, largest, head_dim, block_g, block_r, config.block_n, *splitting)
+        grid = batch * heads * math.ceil(n_keys / chunk) * tiles
+        given = codes, rows, k, lse, q_alike, k_alike
+        compiled = selection_kernels.tilewright_slice_codes[(grid,)](*given, *arguments, num_warps=config.num_warps)
+        return codes, compiled, grid, arguments if k_alike is not None else (None, None, *arguments)
+
+    def _start_codes_by_keys(self, step, largest, scale, lse_log2, rows, k, lse):
+        layout = self.layout
+        batch, heads, n_rows, head_dim = rows.shape
+        config = self._form(step, head_dim, k.dtype)
+        _check_head_dim(head_dim)
+        n_keys, of_group, splits = k.shape[2], layout.rows // step, lse.shape[2]
+        codes = self._empty_codes(n_keys)
+        block_g = config.block_m // of_group
+        tiles = math.ceil(layout.groups / block_g)
+        steps = batch * heads * tiles * math.ceil(n_keys / config.keyed)
+        chunk = math.ceil(steps / config.programs) * config.keyed
+        strides = (*rows.stride()[:3], *k.stride()[:3], *lse.stride(), codes.stride(2))
+        sizes = (n_rows, n_keys, layout.queries, layout.groups, heads, scale * LOG2_E, lse_log2)
+        splitting = (splits, triton.next_power_of_2(splits), chunk, config.keyed_stages)
+        arguments = (*strides, *sizes, of_group, step, largest, head_dim, block_g, config.keyed, *splitting)
+        grid = batch * heads * math.ceil(n_keys / chunk) * tiles
+        compiled = code_kernels.tilewright_slice_codes_by_keys[(grid,)](
+            codes, rows, k, lse, *arguments, num_warps=config.keyed_warps
+        )
+        return codes, compiled, grid, arguments
+
+    def _start_spread(self, block, coded):
+        n = self.layout.keys
+        codes = self._empty_codes(n)
+        arguments = (n, self.layout.first, n - self.layout.last, codes.stride(2), coded.stride(2), block, MOVED)
+        grid = self._lists * math.ceil(n / MOVED)
+        return (
+            codes,
+            selection_kernels.tilewright_slice_spread[(grid,)](codes, coded, *arguments),
+            grid,
+            arguments,
+        )
+
+    def _start_given(self, mask):
+        layout = self.layout
+        codes = self._empty_codes(layout.keys)
+        # A dimension of one entry stands for all.
+        strides = (
+            0 if n == 1 else stride
+            for n, stride in zip(mask.shape, mask.stride(), strict=True)
+        )  # fmt: skip
+        arguments = (*strides, layout.keys, layout.groups, layout.heads, codes.stride(2), MOVED)
+        grid = self._lists * math.ceil(layout.keys / MOVED)
+        return codes, selection_kernels.tilewright_slice_given[(grid,)](codes, mask, *arguments), grid, arguments
+
+    def _start_random(self, seed, codes):
+        arguments = (self.layout.keys, seed, codes.stride(2), MOVED)
+        grid = self._lists * math.ceil(self.layout.keys / MOVED)
+        return codes, selection_kernels.tilewright_slice_random[(grid,)](codes, *arguments), grid, arguments
+
+    def _start_runs(self, width, codes, lengths):
+        units = math.ceil(self.layout.keys / width)
+        runs = self._empty_codes(units)
+        block = max(1, MOVED // width)
+        of_entry = self._lists // self.layout.batch
+        arguments = (self.layout.keys, units, of_entry, runs.stride(2), codes.stride(2), width, block)
+        grid = self._lists * math.ceil(units / block)
+        compiled = selection_kernels.tilewright_slice_runs[(grid,)](runs, codes, lengths, *arguments)
+        return runs, compiled, grid, arguments
+
+    def _start_select(self, rule, keys, counts, codes, lengths, always):
+        config = self._config or prediction_forms.of(selecting(), self._device)
+        units = codes.shape[3]
+        stated = (
+            0 if rule.mass is None else rule.mass_units,
+            -1 if rule.code is None else rule.code,
+            2**31 - 1 if rule.count is None else rule.count,
+        )
+        of_entry = self._lists // self.layout.batch
+        sizes = (self.layout.keys, of_entry, len(rule.always), *stated, rule.least, rule.most)
+        forms = (rule.mass is not None, rule.code is not None, bool(rule.always), rule.free, rule.known, rule.width)
+        least = triton.next_power_of_2(math.ceil(units / selection_kernels.MOST_BLOCKS))
+        block = min(max(64, config.counted // rule.width, least), max(64, triton.next_power_of_2(units)))
+        arguments = (*sizes, keys.shape[-1], codes.stride(2), *forms, block)
+        compiled = selection_kernels.tilewright_slice_select[(self._lists,)](
+            keys, counts, codes, lengths, always, *arguments, num_warps=config.count_warps
+        )
+        return keys, compiled, self._lists, arguments
+
+
+def _check_head_dim(head_dim):
+    if not 16 <= head_dim <= 256 or head_dim & (head_dim - 1):
+        raise PatternError(f"q: expected a head dim that is a power of two from 16 to 256, found {head_dim}")

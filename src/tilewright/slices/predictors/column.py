@@ -1,0 +1,42 @@
+"""Shares of the queries themselves, by the published criteria; half of the products of dense attention.
+
+`max` is FG-Attn's (arXiv 2509.16518): the largest share that a query of the group gives to the key, to be used with
+``threshold``, 0.5 over the number of keys there. `mean` is Chipmunk's (arXiv 2506.03275): the mean share, with
+``keep``. Log-sum-exps hardly change between denoising steps: those of an earlier one can be given.
+"""
+
+from typing import Literal
+
+from tilewright.slices.predictors import Settings, check_part
+
+
+class Params(Settings, frozen=True, forbid_unknown_fields=True):
+    """criterion: of the group's queries, `max` or `mean`. sample: queries of a group that are asked, evenly spaced, a
+    power of two; None: all."""
+
+    criterion: Literal["max", "mean"] = "max"
+    sample: int | None = None
+
+    @property
+    def takes(self):
+        """See `Settings`."""
+        return ("lse", "lengths")
+
+    def check(self, layout):
+        """See `Settings`."""
+        check_part("sample", self.asked(layout), layout.rows)
+
+    def asked(self, layout):
+        """Queries of a group that are asked."""
+        return layout.rows if self.sample is None else self.sample
+
+
+def group_bytes(params, layout, head_dim):
+    """See the contract: at most 16 log-sum-exps of each query."""
+    return layout.keys + 64 * params.asked(layout)
+
+
+def codes(selection, q, k, params, *, scale, lse, lengths):
+    """See the contract."""
+    step = selection.layout.rows // params.asked(selection.layout)
+    return selection.column(q, k, lse, step, params.criterion == "max", scale, lengths)

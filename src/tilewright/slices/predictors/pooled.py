@@ -1,0 +1,40 @@
+"""Means of a few neighbouring queries each, against all keys: exact shares of these means, averaged over the group.
+
+With sub-pools r of `pool` queries, their means q_r, shares w_r of the group, and L_r the log-sum-exp of the scores of
+q_r: m_gj = sum_r w_r exp(scale q_r k_j - L_r). The shares of a group sum to 1. Keys are not pooled: single keys are
+what is chosen. Two passes over pooled queries times keys, each 1 / (2 pool) of the products of dense attention.
+"""
+
+from tilewright.slices.predictors import Settings, check_part
+
+POOL = 32
+
+
+class Params(Settings, frozen=True, forbid_unknown_fields=True):
+    """pool: queries of a mean, a power of two, at most those of a group; None: 32, or the group's where they are
+    fewer."""
+
+    pool: int | None = None
+
+    @property
+    def takes(self):
+        """See `Settings`."""
+        return ("lengths",)
+
+    def check(self, layout):
+        """See `Settings`."""
+        check_part("pool", self.asked(layout), layout.rows)
+
+    def asked(self, layout):
+        """Queries of a mean."""
+        return min(POOL, layout.rows) if self.pool is None else self.pool
+
+
+def group_bytes(params, layout, head_dim):
+    """See the contract: means in the type of q, at most 32 log-sum-exps of each."""
+    return layout.keys + layout.rows // params.asked(layout) * (4 * head_dim + 128)
+
+
+def codes(selection, q, k, params, *, scale, lengths):
+    """See the contract."""
+    return selection.pooled(q, k, params.asked(selection.layout), scale, lengths)
