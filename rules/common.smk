@@ -21,7 +21,8 @@ if not Path(tilewright.__file__).resolve().is_relative_to(Path(ROOT, "src").reso
         f"its code would decide what is stale; PYTHONPATH={shlex.quote(ROOT)}/src snakemake … takes this one"
     )
 
-from tilewright import models, devices as targets
+from tilewright import devices, models
+from tilewright_study.scenes import backends
 from tilewright_study import training
 from tilewright_study.baselines import sparse
 from tilewright.attention.blocks import work
@@ -57,15 +58,15 @@ SPLIT = f"--split-keys {' '.join(str(length).lower() for length in work.lengths(
 # What timed jobs run on. Jobs for a device with a lock start side by side and wait for it; otherwise a timed job has all cores.
 DEVICE = f"--device {CONFIG.device} --dtype {CONFIG.dtype}"
 # Its facts come first.
-DEVICE_CODE = list(targets.modules(CONFIG.device, "executor", "probe", "forms"))
-EXCLUSIVE = targets.facts(CONFIG.device).EXCLUSIVE
+DEVICE_CODE = list(devices.modules(CONFIG.device, "attention.executor", "attention.probe", "attention.forms"))
+EXCLUSIVE = devices.facts(CONFIG.device).EXCLUSIVE
 THREADS = 4 if EXCLUSIVE else workflow.cores
 TIMED = {"timing": 1, "gpu": 1} if EXCLUSIVE else {"timing": 1}
 # What times depend on, a parameter of all that is timed: rows of one table are of one device.
-MACHINE = targets.identity(CONFIG.device, THREADS)
-HOST = targets.identity("cpu", workflow.cores)
+MACHINE = devices.identity(CONFIG.device, THREADS)
+HOST = devices.identity("cpu", workflow.cores)
 # What draws scenes on it.
-SCENES = list(targets.modules(CONFIG.device, "scenes"))
+SCENES = [*devices.modules(CONFIG.device), *backends.modules(CONFIG.device)]
 # Where torch keeps what it compiled, for the jobs that compile ahead and those that are timed.
 COMPILED = "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
 # It is for as many threads as torch has. Snakemake sets those of a job to its own, which for one that compiles ahead is one.

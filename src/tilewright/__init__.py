@@ -10,7 +10,8 @@ from tilewright.core.errors import TilewrightError
 from tilewright.core.version import __version__
 
 _API = ("Plan", "load", "plan")
-_PACKAGES = ("integrations", "models", "networks", "nn", "paths", "ragged", "slices")
+_PACKAGES = {name: name for name in ("integrations", "networks", "nn", "paths", "slices")}
+_PACKAGES |= {"models": "networks", "ragged": "packed.pack"}
 __all__ = [*_API, *_PACKAGES, "TilewrightError", "__version__", "errors"]
 
 # Every module that imports the package would otherwise count the API among its imports.
@@ -23,7 +24,7 @@ def __getattr__(name):
 
         return getattr(api, name)
     if name in _PACKAGES:
-        return import_module(f"tilewright.{name}")
+        return import_module(f"tilewright.{_PACKAGES[name]}")
     raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
 
 

@@ -11,7 +11,7 @@ import torch
 from tilewright import devices, networks
 from tilewright.core import timing
 from tilewright.core.errors import ConfigError, PatternError
-from tilewright.networks import _kernels, _maps
+from tilewright.networks import _kernels, _maps, backends
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_compiled_parts_run_the_chosen_kernels(network, images, kernels):
 
 @torch.inference_mode()
 def test_a_target_without_kernels_keeps_torchs_operators(network, images):
-    assert devices.maps("cpu") is None
+    assert backends.maps("cpu") is None
     assert {row["form"] for row in networks.choose_kernels(network, images)} == {"torch"}
 
 

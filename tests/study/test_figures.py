@@ -940,9 +940,16 @@ def test_every_contender_has_a_label_and_a_colour(family):
         assert set(values) == set(family.NAMES) and len(set(values.values())) == len(family.NAMES)
 
 
-@pytest.mark.parametrize("module", ["networks.batching.ragged", "baselines.packed.flex", "networks.attentions.dense"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "tilewright.networks.batching.ragged",
+        "tilewright_study.baselines.packed.flex",
+        "tilewright.networks.attentions.dense",
+    ],
+)
 def test_a_label_does_not_change_what_measures(module):
-    found = provenance.closure(f"tilewright.{module}")
+    found = provenance.closure(module)
     assert not [name for name in map(str, found) if name.endswith("_labels")]
 
 

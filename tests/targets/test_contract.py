@@ -13,7 +13,7 @@ import tilewright as tw
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
 from tilewright import devices, graph, reference
-from tilewright.attention import blocks, profile, schedule
+from tilewright.attention import backends, blocks, profile, schedule
 from tilewright.attention.blocks import tiles, work
 from tilewright.attention.masks import Bias
 from tilewright.attention.measure import measure
@@ -72,7 +72,7 @@ def tokens(device, batch=BATCH, dtype=torch.float32):
 def prepared(kind, dense, **options):
     """``(executor, its arguments, what they should give)``."""
     more, device = where(kind)
-    prepare = devices.executor(kind).prepare
+    prepare = backends.executor(kind).prepare
     return plans.prepared(prepare, dense, NAMES, tokens(device), split_keys=32, **options, **more)
 
 
@@ -171,14 +171,14 @@ def test_what_does_not_fit_is_refused_before_it_runs(kind, dense, options, messa
     cover = plans.covers(graph.from_pattern(dense), NAMES)
     more, _ = where(kind)
     with pytest.raises(PatternError, match=message):
-        devices.executor(kind).prepare(plans.scheduled(cover), cover, **SIZES, dtype=torch.float32, **options, **more)
+        backends.executor(kind).prepare(plans.scheduled(cover), cover, **SIZES, dtype=torch.float32, **options, **more)
 
 
 def test_blocks_of_another_schedule_are_refused(kind, dense):
     cover = plans.covers(graph.from_pattern(dense), NAMES)
     other = plans.covers(graph.from_pattern(plans.pattern(40, 30, seed=5)), NAMES)
     with pytest.raises(ArtifactError, match="graph"):
-        devices.executor(kind).prepare(plans.scheduled(cover), other, **SIZES, dtype=torch.float32)
+        backends.executor(kind).prepare(plans.scheduled(cover), other, **SIZES, dtype=torch.float32)
 
 
 def test_a_call_is_timed_as_the_facts_say(kind, device, dense):
@@ -235,8 +235,8 @@ def test_a_probe_times_every_split_length_that_matters(kind, device, dense):
 def test_importing_facts_imports_no_torch(kind):
     path = [*devices.__path__][-1:]
     code = (
-        f"import sys; from tilewright import targets; targets.__path__ += {path}; targets.NAMES += ({kind!r},); "
-        f"targets.facts({kind!r}); targets.packing(); targets.modules({kind!r}, 'executor', 'packed'); "
+        f"import sys; from tilewright import targets; targets.__path__ += {path}; devices.NAMES += ({kind!r},); "
+        f"devices.facts({kind!r}); targets.packing(); devices.modules({kind!r}, 'executor', 'packed'); "
         "assert not {'torch', 'triton', 'numba'} & set(sys.modules), 'heavy'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -244,8 +244,8 @@ def test_importing_facts_imports_no_torch(kind):
 
 
 def test_modules_of_a_target_are_declared_for_digests(kind):
-    found = devices.modules(kind, "executor", "probe", "packed")
-    roles = ["facts", "executor", "probe"] + ["packed"] * devices.runs_packed(kind)
+    found = devices.modules(kind, "attention.executor", "attention.probe", "packed.executor")
+    roles = ["facts", "executor", "probe"] + ["packed"] * backends.runs(kind)
     assert found == tuple(f"tilewright.devices.{kind}.{role}" for role in roles)
     assert devices.modules(kind) == found[:1]
 
@@ -257,21 +257,21 @@ def test_a_digest_sees_the_facts_of_its_target_alone(kind):
 
 
 def test_packed_batches_are_optional(kind):
-    if not devices.runs_packed(kind):
+    if not backends.runs(kind):
         with pytest.raises(DeviceError, match=r"^no packed batches run on .*'abacus'; known: cpu, cuda$"):
-            devices.packed(kind)
+            backends.executor(kind)
         return
     # What it does stands in the tests of packed batches, which run every such executor.
-    assert callable(devices.packed(kind).Executor)
+    assert callable(backends.executor(kind).Executor)
 
 
 def test_slices_are_optional(kind):
-    if not devices.runs_slices(kind):
+    if not backends.runs(kind):
         with pytest.raises(DeviceError, match=r"^no slices run on .*'abacus'; known: cpu, cuda$"):
-            devices.slices(kind)
+            backends.executor(kind)
         return
     # What it does stands in the tests of slices, which run every such executor.
-    assert callable(devices.slices(kind).Executor)
+    assert callable(backends.executor(kind).Executor)
 
 
 def test_a_new_target_plans_and_runs(abacus, dense, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tilewright import devices
+from tilewright.attention import backends
 from tilewright.core.errors import ArtifactError, DeviceError
 from tilewright.devices.cpu import facts as cpu
 from tilewright.devices.cuda import facts as cuda
@@ -71,7 +72,7 @@ def test_a_gpu_whose_driver_does_not_answer_is_refused(tool, monkeypatch):
 
 @pytest.mark.parametrize(
     "ask",
-    [devices.describe, devices.executor, devices.probe, lambda kind: devices.limits({"kind": kind})],
+    [devices.describe, backends.executor, backends.probe, lambda kind: devices.limits({"kind": kind})],
     ids=["describe", "executor", "probe", "limits"],
 )
 def test_a_kind_that_is_not_known_is_refused_by_name(ask):

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from tilewright import devices
+from tilewright.attention import backends
 from tilewright.attention.blocks import Blocks, work
 from tilewright.attention.profile import DTYPES, Profile, SplitCosts
 from tilewright.core import registry
@@ -38,7 +39,7 @@ def measure(
     whose model does not state heads or head_dim where they are not given.
     """
     options = _options(blocks, heads, head_dim, dtype)
-    probe = devices.probe(device)
+    probe = backends.probe(device)
 
     def measured(form):
         known: dict[tuple, Any] = {}
@@ -68,13 +69,13 @@ def expected(
     leaves it out. sizes: heads, head_dim, dtype and split_keys as `measure` takes them, each further length of which is
     predicted as well. Raises as `measure` does.
     """
-    if not devices.predicts(device):
+    if not backends.predicts(device):
         return {name: measure(each, device=device, seed=seed, **sizes) for name, each in blocks_by_tile.items()}
     # All tiles are of one pattern.
     split_keys = sizes.pop("split_keys", None)
     options = _options(next(iter(blocks_by_tile.values())), **sizes)
-    model, chosen = devices.cost_model(device), [each.tile for each in blocks_by_tile.values()]
-    calibrations = devices.calibration(device).of(chosen, options["head_dim"], options["dtype"])
+    model, chosen = backends.cost_model(device), [each.tile for each in blocks_by_tile.values()]
+    calibrations = backends.calibration(device).of(chosen, options["head_dim"], options["dtype"])
 
     def predicted(name):
         each, known = blocks_by_tile[name], zip(forms[name], calibrations[name], strict=True)
@@ -96,7 +97,7 @@ def expected(
 
 
 def _forms(blocks, device, options):
-    return devices.forms(device, blocks.tile, options["head_dim"], options["dtype"])
+    return backends.forms(device, blocks.tile, options["head_dim"], options["dtype"])
 
 
 def _fastest(made):

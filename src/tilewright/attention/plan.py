@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from tilewright import devices, graph
-from tilewright.attention import blocks, patterns, profile, reorder, schedule, tuning
+from tilewright.attention import backends, blocks, patterns, profile, reorder, schedule, tuning
 from tilewright.attention.blocks import work
 from tilewright.attention.blocks.cut import best_gathered, functions
 from tilewright.attention.blocks.tiles import fitting
@@ -187,7 +187,7 @@ def plan(
     def profiled(made):
         return expected(made, device=kind, seed=seed, bias_heads=bias_heads, **options)
 
-    if reorder == "auto" and devices.predicts(kind):
+    if reorder == "auto" and backends.predicts(kind):
         ordered_graph, order_info, blocks_by_tile, profiles = _fastest(
             unordered, lambda ordered: _order_cost(ordered, kind, head_dim, fewest_rows), tiled, profiled, limits, stack
         )
@@ -406,7 +406,7 @@ class Plan:
         """The executor for these values of the bias: one that reads them where they are, or the last one where they are
         the same."""
         self._check_values(q, bias)
-        if getattr(devices.executor(self.device), "READS_TABLES", False):
+        if getattr(backends.executor(self.device), "READS_TABLES", False):
             return self._executor(q, ordered).with_bias(bias.flatten(1))
         key = ordered, q.get_device()
         before, executor = self._valued.get(key, (None, None))
@@ -448,7 +448,7 @@ class Plan:
     ) -> tuple[torch.Tensor, ...]:
         """The call behind the backward of the registered operator: those of q, k, v, and `of_bias`, contiguous."""
         self.check_backward(of_bias)
-        module = devices.backward(self.device)
+        module = backends.backward(self.device)
         differentiated = module.gradients_with_bias if of_bias else module.gradients
         with torch.no_grad():
             found = differentiated(self._executor(q, ordered, bias), q, k, v, out, grad)
@@ -458,15 +458,15 @@ class Plan:
 
     def check_backward(self, of_bias: bool = False) -> None:
         """Raise `PatternError` where this plan's device has no backward, or none `of_bias`."""
-        if not devices.differentiates(self.device):
+        if not backends.differentiates(self.device):
             raise PatternError(f"plans for {self.device} have no backward: call them under torch.no_grad()")
-        if self.units is not None and not devices.differentiates_units(self.device):
+        if self.units is not None and not backends.differentiates_units(self.device):
             raise PatternError(
                 f"plans for {self.device} with patterns by head or image have no backward: call them under "
                 "torch.no_grad(), or plan each pattern"
             )
         several = self.units is not None
-        if of_bias and not devices.differentiates_bias(self.device, several):
+        if of_bias and not backends.differentiates_bias(self.device, several):
             of_several = " with patterns by head or image" if several else ""
             raise PatternError(
                 f"plans for {self.device}{of_several} have no gradient of a bias: freeze it by requires_grad_(False), "
@@ -474,7 +474,7 @@ class Plan:
             )
 
     def _prepare(self, ordered, bias=None):
-        return devices.executor(self.device).prepare(
+        return backends.executor(self.device).prepare(
             self.schedule,
             self.blocks,
             heads=self.heads,
@@ -841,7 +841,7 @@ def _order_cost(ordered, kind, head_dim, multiple=1):
     multiple: of rows that a group is padded to.
     """
     row_ptr, work = best_gathered(ordered, _GROUP_ROWS, multiple)
-    return work * devices.mask_cost(kind, ordered, row_ptr, head_dim)
+    return work * backends.mask_cost(kind, ordered, row_ptr, head_dim)
 
 
 def _bias_arrays(bias, ordered, n_q):

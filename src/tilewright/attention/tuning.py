@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from tilewright import devices, reference
+from tilewright.attention import backends
 from tilewright.attention.blocks import Blocks
 from tilewright.attention.masks import as_bias
 from tilewright.attention.profile import Profile
@@ -77,7 +78,7 @@ def fastest(
     reasons = [""] * len(tried)
     for i, schedule in enumerate(tried):
         try:
-            call = devices.executor(device).prepare(schedule, blocks, **options, **orders, bias=bias, scale=scale)
+            call = backends.executor(device).prepare(schedule, blocks, **options, **orders, bias=bias, scale=scale)
             error = reference.relative_error(call(q, k, v)[:, :, rows], expected)
         except (TilewrightError, RuntimeError) as refusal:
             reasons[i] = f"{type(refusal).__name__}: {refusal}".splitlines()[0]

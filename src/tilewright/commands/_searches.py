@@ -1,6 +1,6 @@
 """What `tilewright calibrate` measures, and the searches of forms that come first where they are asked for."""
 
-from tilewright import devices
+from tilewright.attention import backends
 
 
 def calibrated(device, tiles, head_dim, dtype, anew=False, choose=False):
@@ -8,7 +8,7 @@ def calibrated(device, tiles, head_dim, dtype, anew=False, choose=False):
 
     choose: of the fastest forms, which are found first, with those of attention to slices and of their prediction.
     """
-    known = devices.calibration(device)
+    known = backends.calibration(device)
     if choose:
         from tilewright.attention.cuda.cost import form_search
         from tilewright.slices.cuda import form_search as slice_form_search

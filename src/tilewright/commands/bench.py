@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from tilewright.attention import backends
 from tilewright.commands import _drawing, settle_threads, table
 from tilewright.core import flags, registry
 from tilewright.core.errors import ConfigError, Unavailable
@@ -151,10 +152,9 @@ class _Contender:
 
 
 def _ours(made, tokens, order):
-    from tilewright import devices
 
     g = made.graph
-    executor = devices.executor(made.device).prepare(
+    executor = backends.executor(made.device).prepare(
         made.schedule,
         made.blocks,
         heads=made.heads,

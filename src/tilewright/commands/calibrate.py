@@ -1,5 +1,6 @@
 """Measure once what plans on this GPU are made of; compile as `tilewright compile` does."""
 
+from tilewright.attention import backends
 from tilewright.attention.profile import DTYPES
 from tilewright.commands import compile as compiling
 from tilewright.commands import table
@@ -24,7 +25,7 @@ def run(head_dim, dtype, tiles, device, anew, forms):
     from tilewright.attention.blocks.tiles import parse
     from tilewright.commands._searches import calibrated
 
-    known = devices.calibration(device)
+    known = backends.calibration(device)
     chosen = [parse(name) for name in tiles or devices.facts(device).TILES]
     rows = [
         {"type": each, "head dim": str(dim), "tile": name, **known.summary(found)}

@@ -1,7 +1,7 @@
 """DeiT: plain vision transformers (Touvron et al., "Training data-efficient image transformers", ICML 2021).
 
-They attend to everything; what makes them ragged are the pruners of `tilewright.packed.pruners`. Here is what is known of the
-networks without torch: sizes and names.
+They attend to everything; what makes them ragged are the pruners of `tilewright.packed.pruners`. Here is what is known
+of the networks without torch: sizes and names.
 """
 
 import re

@@ -13,7 +13,7 @@ from torch import nn
 from tilewright import devices
 from tilewright.core import artifacts, caches, contents, provenance, timing
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.networks import _maps
+from tilewright.networks import _maps, backends
 
 KIND, VERSION = "kernels", 1
 
@@ -31,7 +31,7 @@ def choose(network, images, paths, anew):
     if operators is None:
         raise ConfigError(f"expected a network whose operators have kernels, found {type(network).__module__}")
     file, kept = None, {}
-    if devices.maps(images.device.type) is not None:
+    if backends.maps(images.device.type) is not None:
         _lay_out(network, operators)
         file = _file(images.device.type)
         kept = {} if anew else _read(file)
@@ -47,7 +47,7 @@ def choose(network, images, paths, anew):
 
 def _file(kind):
     """The file of what is the fastest on this device of a kind, with its libraries and this code."""
-    code = provenance.code_digest(__name__, *devices.modules(kind, "maps"))
+    code = provenance.code_digest(__name__, *devices.modules(kind, "networks.maps"))
     made_of = devices.device_id(devices.describe(kind)), code
     return caches.folder() / KIND / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.json"
 
@@ -134,7 +134,7 @@ def _checked(key, arguments, form):
     row = {"operator": name, "dtype": str(dtype).removeprefix("torch."), "shapes": str(shapes), "form": form}
     row |= {"status": "ok", "reason": "", "chosen": False}
     operator = getattr(_maps, name)
-    refusals = () if form == _maps.TORCH else devices.maps(x.device.type).REFUSALS
+    refusals = () if form == _maps.TORCH else backends.maps(x.device.type).REFUSALS
     try:
         found = _maps.run(operator, arguments, form).float()
     except refusals as reason:

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import library, nn
 
-from tilewright import devices
 from tilewright.core import operators, sides
 from tilewright.core.errors import ConfigError
-from tilewright.networks import _sites
+from tilewright.networks import _sites, backends
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -278,7 +277,7 @@ def run(operator, arguments, form):
 
 def forms(name, device):
     """``{name of a form: form}`` of the kernels that the target of `device` has for an operator."""
-    module = devices.maps(device.type)
+    module = backends.maps(device.type)
     return {} if module is None else {str(form): form for form in module.FORMS[name]}
 
 
@@ -288,7 +287,7 @@ def _launched(name):
     def launch(*arguments):
         *arguments, form = arguments
         device = next(x.device for x in arguments if isinstance(x, torch.Tensor))
-        return getattr(devices.maps(device.type), name)(*arguments, forms(name, device)[form])
+        return getattr(backends.maps(device.type), name)(*arguments, forms(name, device)[form])
 
     return launch
 

@@ -8,9 +8,9 @@ from time import perf_counter_ns
 import numpy as np
 import torch
 
-from tilewright import devices
 from tilewright.core import _internals, timing
 from tilewright.core.errors import ConfigError, PatternError
+from tilewright.networks import backends
 from tilewright.networks.path import Path
 
 # Calls before a capture: kernels are compiled, chosen and warmed in them.
@@ -99,7 +99,7 @@ class Calls:
     def _capture(self):
         self.stream, self._raw = torch.cuda.Stream(self.device), None
         self._current = partial(_internals.raw_stream, self.device.index)
-        self._copy = devices.maps(self.device.type).copier(self.device)
+        self._copy = backends.maps(self.device.type).copier(self.device)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         pool = None
         with torch.cuda.stream(self.stream):

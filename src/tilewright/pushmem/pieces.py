@@ -40,7 +40,8 @@ class Piece:
 
 
 def stream(blocks) -> np.ndarray:
-    """int64 [n]: the keys that the blocks of a `tilewright.attention.blocks.Blocks` read, block after block, without padding."""
+    """int64 [n]: the keys that the blocks of a `tilewright.attention.blocks.Blocks` read, block after block, without
+    padding."""
     keys = blocks.run_keys.ravel()
     return keys[keys >= 0].astype(np.int64)
 

@@ -121,8 +121,8 @@ def from_mask_mod(
     """Lists of the keys that any query of a group may see, by a mask function as FlexAttention takes it.
 
     mask_mod: ``mask_mod(b, h, query, key) -> bool`` of int64 tensors that broadcast, evaluated on `device`, see
-    `slices.predictors.given.of_function`. shape: (N_q, N_k). The other arguments are as in `from_mask`. All queries of a group
-    attend to the keys of its list.
+    `slices.predictors.given.of_function`. shape: (N_q, N_k). The other arguments are as in `from_mask`. All queries of
+    a group attend to the keys of its list.
     """
     if not callable(mask_mod):
         raise PatternError(f"mask_mod: expected a function (b, h, query, key), found {arguments.shown(mask_mod)}")

@@ -16,10 +16,11 @@ from tilewright.core import operators as _first  # noqa: F401  defines the libra
 from tilewright.core import transforms
 from tilewright.core.errors import DeviceError
 from tilewright.devices import qkv
+from tilewright.slices import backends
 from tilewright.slices.layout import STATE, Layout
 
 # Modules of the targets that run slices, by torch's name of their device.
-EXECUTORS = {kind: devices.modules(kind, "slices")[-1] for kind in devices.slicing()}
+EXECUTORS = {kind: devices.modules(kind, "slices.executor")[-1] for kind in backends.kinds()}
 
 _LIBRARY = library.Library("tilewright", "FRAGMENT")
 

@@ -15,7 +15,7 @@ from tilewright.core import arguments
 from tilewright.core.caches import Recent
 from tilewright.core.errors import ConfigError, DeviceError, PatternError
 from tilewright.core.operators import watched
-from tilewright.slices import operators, predictors, selection
+from tilewright.slices import backends, operators, predictors, selection
 from tilewright.slices.attention import check_scale, check_tensors
 from tilewright.slices.layout import (
     STEP,
@@ -30,7 +30,7 @@ from tilewright.slices.layout import (
 from tilewright.slices.predictors.given import of_function
 
 # Modules of the targets that choose keys, by torch's name of their device.
-SELECTIONS = {kind: devices.modules(kind, "slice_selection")[-1] for kind in devices.slicing()}
+SELECTIONS = {kind: devices.modules(kind, "slices.selection")[-1] for kind in backends.kinds()}
 # Keys of a list at least, unless fewer are asked for.
 LEAST = 64
 
@@ -60,7 +60,8 @@ def predict(
     q [B, H, N_q, D], k [B, H, N_k, D]: as `attend` takes them. budget: room for keys in a list, a share of all in
     (0, 1]. Lists are never cut: where one of `mass` or `threshold` does not fit, every result is NaN, and
     `SliceLists.check` says which budget holds all; a `keep` beyond the room is refused. by: a predictor, see
-    `tilewright.slices.predictors`; settings: what that lets a user choose, such as ``pool=32``. rows: queries of a group.
+    `tilewright.slices.predictors`; settings: what that lets a user choose, such as ``pool=32``. rows: queries of a
+    group.
     width: shares are summed over aligned runs of so many keys, which are listed whole.
 
     These say which keys a group lists, up to an eighth of an octave of their share of its attention:

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tilewright import devices
 from tilewright.core import images, registry
 from tilewright.core.errors import PatternError
-from tilewright_study.scenes import objects
+from tilewright_study.scenes import backends, objects
 
 # Photographs of `core.images`: those that networks are trained with, and those that no training shows. Networks learn
 # photographs: on those of the training what loses most elsewhere may look best. Of the others paths are planned and
@@ -195,7 +194,7 @@ def drawn(scenes: Listed, pixels: tuple[int, int], device: str | torch.device = 
     By the kernel of its target, where it has one, else on the CPU. Two devices round some pixels otherwise, by one.
     """
     device = torch.device(device)
-    if (kernels := devices.scenes(device.type)) is None:
+    if (kernels := backends.scenes(device.type)) is None:
         pictures, labels, owners = (torch.from_numpy(x).to(device) for x in _on_host(scenes, pixels))
     else:
         pictures, labels, owners = kernels.draw(scenes, texels(str(device)), pixels)

@@ -28,7 +28,7 @@ def run(blocks, output, heads, head_dim, dtype, device, split_keys, seed):
             "stage": "profile",
             "parameters": options | {"device": device},
             "inputs": {str(source): provenance.sha256_file(source)},
-            "code": provenance.code_digest("tilewright.attention.measure", *devices.modules(device, "probe")),
+            "code": provenance.code_digest("tilewright.attention.measure", *devices.modules(device, "attention.probe")),
             "versions": provenance.versions("torch", "triton", "numpy"),
         }
         profile_file.save(path, profile, made_by)

@@ -42,7 +42,7 @@ def run(schedule, graph, blocks, profile, seed, output):
         "stage": "tune",
         "parameters": {"seed": seed},
         "inputs": {str(path): provenance.sha256_file(path) for path in [graph, *blocks, *profile, *schedule]},
-        "code": provenance.code_digest("tilewright.attention.tuning", *devices.modules(kind, "executor")),
+        "code": provenance.code_digest("tilewright.attention.tuning", *devices.modules(kind, "attention.executor")),
         "versions": provenance.versions("torch", "triton", "numpy"),
     }
     schedule_file.save(output, best, made_by)

@@ -15,7 +15,7 @@ from helpers import plans
 from helpers.gpu import TRITON_DEVICE
 from tilewright import __main__ as command
 from tilewright import devices, graph, models
-from tilewright.attention import blocks, measure, reorder
+from tilewright.attention import backends, blocks, measure, reorder
 from tilewright.attention.blocks import tiles, work
 from tilewright.attention.cuda import calibration, config, cost_model, forms, probe, tile_lists
 from tilewright.attention.cuda.cost import calibration_fit, calibration_points
@@ -579,7 +579,7 @@ def test_a_device_without_a_cost_model_is_measured():
     (profile,) = expected(cover, device="cpu", heads=1, head_dim=8).values()
     assert profile.source == "measured"
     with pytest.raises(DeviceError, match="kind 'cpu' has no cost model to calibrate; known: cuda"):
-        devices.cost_model("cpu")
+        backends.cost_model("cpu")
 
 
 def test_the_command_calibrates_and_prints_a_table(gpu, capsys):

@@ -17,7 +17,7 @@ from helpers import plans
 from helpers.gpu import TRITON_DEVICE
 from tilewright import __main__ as command
 from tilewright import devices, reference
-from tilewright.attention import profile, schedule
+from tilewright.attention import backends, profile, schedule
 from tilewright.attention.blocks import tiles
 from tilewright.attention.cuda import calibration, config, forms
 from tilewright.attention.cuda import executor as cuda_executor
@@ -194,7 +194,7 @@ def kept(head_dim=64, **options):
     stated = forms.made_for(TILE, head_dim, "bfloat16")
     choice = forms.held(forms.path_of(stated), stated)
     assert forms.of(TILE, head_dim, torch.bfloat16) == found[0]
-    assert choice.forms == tuple(map(asdict, found)) == devices.forms("cuda", TILE, head_dim, "bfloat16")
+    assert choice.forms == tuple(map(asdict, found)) == backends.forms("cuda", TILE, head_dim, "bfloat16")
     assert len(choice.trials) == len(among(head_dim))
     return found, choice.trials
 
@@ -511,8 +511,8 @@ def test_a_schedule_runs_with_the_forms_that_it_states():
 def test_a_schedule_states_the_forms_of_its_profiles(gpu, tmp_path):
     pattern = plans.reordered(plans.pattern(100, 90), heads=2, head_dim=16)
     cover = plans.covers(pattern, ["16x1", "32x1"])
-    assert devices.forms("cpu", TILE, 64, "float32") == (None,)
-    stated = [form for each in cover.values() for form in devices.forms("cuda", each.tile, 16, "bfloat16")]
+    assert backends.forms("cpu", TILE, 64, "float32") == (None,)
+    stated = [form for each in cover.values() for form in backends.forms("cuda", each.tile, 16, "bfloat16")]
     found = replace(plans.scheduled(cover), forms=tuple(stated))
     schedule.save(tmp_path / "s.json", found)
     assert schedule.load(tmp_path / "s.json").forms == found.forms

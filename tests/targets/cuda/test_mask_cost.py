@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tilewright import devices
+from tilewright.attention import backends
 from tilewright.attention.cuda.mask_cost import mask_cost
 from tilewright.graph import from_pattern
 
@@ -50,5 +50,5 @@ def test_the_costliest_group_of_the_sample_decides():
 
 def test_a_target_may_apply_masks_at_no_cost():
     graph = from_pattern(np.random.default_rng(0).random((128, 64)) < 0.3)
-    assert devices.mask_cost("cpu", graph, groups(graph), 64) == 1
-    assert devices.mask_cost("cuda", graph, groups(graph), 64) == mask_cost(graph, groups(graph), 64)
+    assert backends.mask_cost("cpu", graph, groups(graph), 64) == 1
+    assert backends.mask_cost("cuda", graph, groups(graph), 64) == mask_cost(graph, groups(graph), 64)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from helpers.gpu import TRITON_DEVICE
-from tilewright import devices
-from tilewright_study.scenes import cuda, drawing
+from tilewright_study.scenes import backends, cuda, drawing
 
 
 @pytest.mark.parametrize("pixels", [(7, 45), (16, 24)], ids=str)
@@ -24,8 +23,8 @@ def test_a_gpu_draws_what_a_cpu_draws(pixels):
 
 
 def test_which_targets_draw_scenes():
-    assert devices.scenes("cuda") is cuda
-    assert devices.scenes("cpu") is None
+    assert backends.scenes("cuda") is cuda
+    assert backends.scenes("cpu") is None
 
 
 @pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="draws on a GPU")

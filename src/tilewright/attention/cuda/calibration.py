@@ -42,9 +42,10 @@ CODE = tuple(
     f"tilewright.{name}"
     for name in (
         "core.timing",
-        *(f"targets.cuda.calibration{name}" for name in ("", "_fit", "_points", "_record")),
-        *(f"targets.cuda.{name}" for name in ("config", "cost_model", "executor", "online_softmax")),
-        *(f"targets.cuda.{name}" for name in ("tile_kernel", "tile_lists", "tile_warp_kernel", "warps")),
+        *(f"attention.cuda.{name}" for name in ("calibration", "config", "cost_model", "executor")),
+        *(f"attention.cuda.{name}" for name in ("tile_kernel", "tile_lists", "tile_warp_kernel")),
+        *(f"attention.cuda.cost.{name}" for name in ("calibration_fit", "calibration_points", "record")),
+        *(f"devices.cuda.{name}" for name in ("online_softmax", "warps")),
     )
 )
 # Seconds for one timing, and the relative standard error at which it stops.

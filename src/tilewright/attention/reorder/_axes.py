@@ -10,7 +10,8 @@ WIDE = 2.0
 
 
 def key_order(graph, row_order, symmetric):
-    """``(col_order int32 [N_k], symmetric)`` for `row_order` under the setting `symmetric` (see `tilewright.attention.reorder`).
+    """``(col_order int32 [N_k], symmetric)`` for `row_order` under the setting `symmetric` (see
+    `tilewright.attention.reorder`).
 
     True: keys follow the queries. False: keys keep their place; they are gathered. None: True for a square pattern;
     for a rectangular one the keys come in the order in which ordinary queries first see them, which brings the keys

@@ -2,8 +2,8 @@
 
 A pattern is windows on a grid when its distinct rows have coordinates such that the rows which see a key fill a box.
 What some queries forbid then is a union of few rectangles, one for each coordinate that they have along each axis (see
-`attention.cuda.mask_factors`), and compact boxes of queries share most keys. No clustering by shared keys finds boxes as
-exactly as coordinates do.
+`attention.cuda.mask_factors`), and compact boxes of queries share most keys. No clustering by shared keys finds boxes
+as exactly as coordinates do.
 
 Coordinates are guessed, first from the offsets between the rows that see a key, which tell the sides of a grid whose
 tokens come line by line, then from neighbours: of two neighbours on a grid, no row is closer to both than they are to

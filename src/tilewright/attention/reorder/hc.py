@@ -1,8 +1,8 @@
 """Hierarchical clustering: the closest clusters merge until none fits (stage T2).
 
 The procedure of the IPDPS'26 artifact is ``variant: paper``. The default takes the boxes of a grid where tokens turn
-out to lie on one (see `tilewright.attention.reorder._grid`). Else it merges similar rows by the least increase of work under a
-cap and then puts the clusters in an order (see `tilewright.attention.reorder._linkage`).
+out to lie on one (see `tilewright.attention.reorder._grid`). Else it merges similar rows by the least increase of work
+under a cap and then puts the clusters in an order (see `tilewright.attention.reorder._linkage`).
 """
 
 from functools import cache

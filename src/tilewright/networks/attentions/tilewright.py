@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from tilewright import devices
-from tilewright.attention import plan, reorder
+from tilewright.attention import backends, plan, reorder
 from tilewright.attention.masks import Bias
 from tilewright.core import caches, provenance
 from tilewright.core.errors import ArtifactError, PatternError
@@ -38,13 +38,13 @@ def prepare(site, bias, dtype, device):
         return found(q, k, v, ordered=True)
 
     # Where biases have no gradient, one that needs it must not be lost.
-    whole = devices.differentiates if bias is None else devices.differentiates_bias
+    whole = backends.differentiates if bias is None else backends.differentiates_bias
     return attend if whole(device.type) else partial(_sites.without_backward, attend)
 
 
 def taking(site, dtype, device):
     """The site's plan, which takes the values of the bias in each call."""
-    if not devices.differentiates_bias(device.type):
+    if not backends.differentiates_bias(device.type):
         return None
     planned = _plan(site, dtype, device)
     made = []

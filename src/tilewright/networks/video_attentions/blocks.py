@@ -1,6 +1,7 @@
 """Attention by lists of blocks of 64 keys for groups of 128 queries: the peers' granularity, by the kernel of slices.
 
-Blocks are chosen as block-sparse attention does it, by means of queries and keys (`tilewright.slices.predictors.blocks`).
+Blocks are chosen as block-sparse attention does it, by means of queries and keys
+(`tilewright.slices.predictors.blocks`).
 """
 
 from tilewright.networks.video_attentions import _lists

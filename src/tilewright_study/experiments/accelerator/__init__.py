@@ -149,8 +149,8 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = ("accelerators.workloads", "accelerators._worker", f"models.{FAMILY}", "networks.layers")
-    return [f"tilewright.{name}" for name in own]
+    own = [f"tilewright_study.accelerators.{name}" for name in ("workloads", "_worker")]
+    return [*own, f"tilewright.models.{FAMILY}", "tilewright.networks.layers"]
 
 
 def size(case, settings):

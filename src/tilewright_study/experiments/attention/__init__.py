@@ -160,7 +160,7 @@ def modules(row, device):
     made = [f"{__package__}.run", *_family(row["model"]), *order]
     if row["provider"] != OURS:
         return [*made, f"tilewright_study.baselines.sparse.{row['provider']}"]
-    found = devices.modules(device, "executor", "probe")
+    found = devices.modules(device, "attention.executor", "attention.probe")
     if row["solver"] == TUNED:
         # The schedule that was taken has an origin of its own.
         return [

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tilewright import devices, reference
+from tilewright.attention import backends
 from tilewright.attention.profile import DTYPES
 from tilewright.attention.schedule import Skipped
 from tilewright.core import registry
@@ -216,7 +217,7 @@ def _runs(schedule, blocks, tiles, tokens):
 
 def _run(schedule, blocks, tokens, facts, ordered):
     graph = tokens.graph
-    executor = devices.executor(tokens.device["kind"]).prepare(
+    executor = backends.executor(tokens.device["kind"]).prepare(
         schedule,
         blocks,
         heads=tokens.heads,

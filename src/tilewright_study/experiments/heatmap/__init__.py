@@ -3,7 +3,7 @@
 from typing import Literal
 
 from tilewright import devices, models
-from tilewright.attention import reorder
+from tilewright.attention import backends, reorder
 from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.attention.schedule.search import entered
 from tilewright.core import progress
@@ -121,7 +121,7 @@ def modules(row, device):
         f"tilewright.attention.reorder.{row['reorder']}",
         *entered(row["solver"]),
         *(f"tilewright_study.baselines.sparse.{name}" for name in sparse_baselines.DENSE),
-        *devices.modules(device, *devices.PLANNING),
+        *devices.modules(device, *backends.PLANNING),
     ]
 
 

@@ -4,6 +4,7 @@ import math
 from typing import Literal
 
 from tilewright import devices, networks
+from tilewright.attention import backends
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.networks import Plans, attentions, batching
@@ -142,11 +143,11 @@ def modules(row, device):
     if "pruner" in options:
         entered.append(f"tilewright.packed.pruners.{options['pruner']}")
     if package is batching:
-        entered += devices.modules(device, "packed")
+        entered += devices.modules(device, "packed.executor")
     if row["attention"] == "tilewright":
         stated = {name: row[name] for name in ("reorder", "solver") if row.get(name)}
         entered += Plans(**stated).entered
-        entered += devices.modules(device, *devices.PLANNING)
+        entered += devices.modules(device, *backends.PLANNING)
     return [f"tilewright.models.{family}", f"tilewright.networks.{family}", *entered]
 
 

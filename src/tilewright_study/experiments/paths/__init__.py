@@ -15,6 +15,7 @@ from tilewright.networks.path import parse
 from tilewright_study import scenes, sections, training
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.scenes import backends
 
 TABLES = ("paths", "path_layers")
 FIGURES = ("path_front", "path_families", "path_skips", "path_prediction", "scene")
@@ -258,7 +259,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = [*devices.modules(device, "maps", "scenes")]
+    own = [*devices.modules(device, "networks.maps"), *backends.modules(device)]
     parts = ("measure", "program", "exhaustive", "accuracy", "latency", "space", "table")
     own += [f"{paths.__name__}.{name}" for name in parts]
     if row.get("network"):

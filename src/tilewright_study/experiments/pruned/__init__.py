@@ -166,7 +166,7 @@ def modules(row, device):
         *(f"tilewright.networks.batching.{name}" for name in ("padded", row["batching"]) if name != UNPRUNED),
         f"tilewright.packed.pruners.{row['pruner']}",
         *(["tilewright.packed.pruners.none"] if row["batching"] == UNPRUNED else []),
-        *devices.modules(device, "packed"),
+        *devices.modules(device, "packed.executor"),
     ]
 
 

@@ -13,6 +13,7 @@ from tilewright.packed import pruners
 from tilewright_study import sections
 from tilewright_study.experiments import pruned
 from tilewright_study.measure.rows import Count, Number
+from tilewright_study.scenes import backends
 
 TABLES = ("pruned_accuracy",)
 FIGURES = ("pruned_accuracy",)
@@ -174,7 +175,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = ["tilewright_study.scenes.sources.crops", *devices.modules(device, "scenes")]
+    own = ["tilewright_study.scenes.sources.crops", *devices.modules(device), *backends.modules(device)]
     # A row that says that there are no weights has no pruner.
     return [*own, *pruned.modules(row, device)] if row.get("pruner") else own
 
@@ -183,7 +184,11 @@ def modules_of_training(network, device):
     """Dotted names of the modules by which a network is trained, and DynamicViT's predictor for it."""
     family, _ = networks.parse(network)
     own = (f"models.{family}", f"networks.{family}", "networks.batching.padded", "scenes.sources.crops", "pruners.none")
-    return [*(f"tilewright.{name}" for name in (*own, "pruners.dynamicvit")), *devices.modules(device, "scenes")]
+    return [
+        *(f"tilewright.{name}" for name in (*own, "pruners.dynamicvit")),
+        *devices.modules(device),
+        *backends.modules(device),
+    ]
 
 
 def size(case, settings):

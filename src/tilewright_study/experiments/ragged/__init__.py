@@ -129,7 +129,7 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
     peer = [] if row["provider"] == OURS else [f"tilewright_study.baselines.packed.{row['provider']}"]
-    return [*devices.modules(device, "packed"), *peer]
+    return [*devices.modules(device, "packed.executor"), *peer]
 
 
 def size(case, settings):

@@ -232,7 +232,7 @@ def modules(row, device):
     peer = [f"tilewright_study.baselines.sparse.{provider}"] if provider not in ("", "tilewright", "flex") else []
     chosen = row.get("chosen_by", "") not in ("", ORACLE)
     by = [f"tilewright.slices.predictors.{name}" for name in predictors.NAMES] if chosen else []
-    return [*devices.modules(device, "slices", "slice_selection"), *peer, *by]
+    return [*devices.modules(device, "slices.executor", "slices.selection"), *peer, *by]
 
 
 def size(case, settings):

@@ -9,6 +9,7 @@ from tilewright_study import sections
 from tilewright_study.experiments import paths as of_paths
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.scenes import backends
 
 TABLES = ("stream",)
 FIGURES = ("stream",)
@@ -194,7 +195,7 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
     own = ["tilewright_study.scenes.sources.stream"]
-    own += devices.modules(device, "maps", "scenes")
+    own += [*devices.modules(device, "networks.maps"), *backends.modules(device)]
     own += [f"{paths.__name__}.{name}" for name in ("measure", "stream", "runner", "calls", "table")]
     if row.get("network"):
         own.append(f"tilewright.networks.{networks.parse(row['network'])[0]}")

@@ -4,6 +4,7 @@ import math
 from typing import Literal
 
 from tilewright import devices, networks
+from tilewright.attention import backends
 from tilewright.core.errors import ConfigError
 from tilewright.models import wan as pattern
 from tilewright.networks import video_attentions
@@ -182,9 +183,9 @@ def modules(row, device):
     entered = [f"tilewright.networks.{family}", "tilewright_study.scenes.clips", "tilewright_study.training.video"]
     entered += [f"{video_attentions.__name__}.{name}" for name in {"dense", row.get("by") or "dense"}]
     if row.get("by") in CHOOSING:
-        entered += devices.modules(device, "slices", "slice_selection")
+        entered += devices.modules(device, "slices.executor", "slices.selection")
     if row.get("by") == "window":
-        entered += ["tilewright.networks.attentions.tilewright", *devices.modules(device, *devices.PLANNING)]
+        entered += ["tilewright.networks.attentions.tilewright", *devices.modules(device, *backends.PLANNING)]
     return own + entered
 
 

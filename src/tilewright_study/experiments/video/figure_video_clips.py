@@ -1,13 +1,13 @@
 """Frames of a clip as it is drawn, and of clips that a trained network samples with dense attention and with lists."""
 
-from tilewright import devices as targets
+from tilewright import devices
 from tilewright_study.figures import _style
 from tilewright_study.stages import video_pictures
 
 
 def needs(config):
     """Pictures of each network with weights, on a GPU: a network that a CPU trained draws noise."""
-    return video_pictures.needs(config) if targets.facts(config.device).GPU_TIMER else []
+    return video_pictures.needs(config) if devices.facts(config.device).GPU_TIMER else []
 
 
 def draw(inputs):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tilewright import devices
-from tilewright.attention import reorder
+from tilewright.attention import backends, reorder
 from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.attention.schedule.search import entered
 from tilewright.core.errors import ConfigError
@@ -189,7 +189,7 @@ def modules(row, device):
         "tilewright.attention.plan",
         *(f"tilewright.attention.reorder.{name}" for name in orders),
         *entered(row.get("solver") or "greedy"),
-        *devices.modules(device, *devices.PLANNING),
+        *devices.modules(device, *backends.PLANNING),
     ]
 
 

@@ -1,0 +1,1 @@
+"""Plans on CPUs: probe, executor and backward."""

@@ -1,0 +1,1 @@
+"""Plans on NVIDIA GPUs: probe, executors, kernels and backward."""

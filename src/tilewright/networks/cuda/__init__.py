@@ -1,0 +1,1 @@
+"""Kernels on feature maps, on NVIDIA GPUs."""

@@ -1,0 +1,1 @@
+"""Packed batches on CPUs."""

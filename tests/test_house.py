@@ -1,0 +1,114 @@
+"""What may import what: operators stand side by side on devices, the study outside of the wheel."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import tilewright
+
+SOURCES = Path(tilewright.__file__).parents[1]
+# From the ground up: a part imports those before it, and of its own floor itself alone.
+FLOORS = (
+    ("core",),
+    ("graph", "milp"),
+    ("reference",),
+    ("devices",),
+    ("models",),
+    ("torch_attention",),
+    ("attention",),
+    ("packed",),
+    ("slices",),
+    ("networks",),
+    ("nn",),
+    ("integrations",),
+    ("paths",),
+    ("pushmem",),
+    ("commands",),
+)
+FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
+# Arrows that go up, and why.
+UPWARD = {}
+
+
+@cache
+def module_of(path):
+    parts = path.relative_to(SOURCES).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = {module_of(path): path for path in sorted(SOURCES.glob("tilewright*/**/*.py"))}
+
+
+@cache
+def imports(module):
+    """Modules that a module imports anywhere in its text; a package for what its ``__init__`` holds."""
+    found = set()
+    for node in ast.walk(ast.parse(PATHS[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in PATHS else node.module)
+    return frozenset((found & PATHS.keys()) - {module})
+
+
+def part_of(module):
+    """``tilewright.slices.layout`` is of the part ``slices``."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_the_wheel_does_not_know_the_study():
+    found = [(name, other) for name in PATHS for other in imports(name)]
+    assert [pair for pair in found if not pair[0].startswith("tilewright_study") and "_study" in pair[1]] == []
+
+
+@pytest.mark.parametrize("part", [part for floor in FLOORS for part in floor])
+def test_a_part_imports_those_below_it(part):
+    wrong = set()
+    for name in PATHS:
+        if name.startswith("tilewright.") and part_of(name) == part:
+            above = {other for other in imports(name) if other.startswith("tilewright.") and part_of(other) != part}
+            wrong |= {(name, other) for other in above if FLOOR_OF[part_of(other)] >= FLOOR_OF[part]}
+    assert wrong - UPWARD.keys() == set()
+
+
+def test_every_part_has_a_floor():
+    assert {part_of(name) for name in PATHS if name.startswith("tilewright.")} == FLOOR_OF.keys() | {"__main__"}
+    assert len(UPWARD) <= 3
+
+
+def test_push_memories_stand_on_the_ground_alone():
+    found = {other for name in PATHS if part_of(name) == "pushmem" for other in imports(name)}
+    assert {part_of(other) for other in found if other.startswith("tilewright.")} <= {"core", "milp", "pushmem"}
+
+
+def circles():
+    """Groups of modules that import one another, by Tarjan."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(name):
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in sorted(imports(name)):
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            group = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(group) > 1:
+                found.append(group)
+
+    for name in PATHS:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def test_no_modules_import_one_another():
+    assert circles() == []
