@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tilewright
-from tilewright import devices, graph, models, reference
+from tilewright import devices, graph, masks, reference
 from tilewright.attention.blocks.tiles import parse
 from tilewright.attention.masks import Bias
 from tilewright.core import timing
@@ -112,7 +112,7 @@ def pattern_of(name):
     """A `Graph`: a model's, or ``kept-<percent>-<tokens>``, where each query sees those kept at random and itself."""
     kind, *numbers = name.split("-")
     if kind != "kept":
-        return models.build(name)
+        return masks.build(name)
     percent, n = map(int, numbers)
     kept = np.random.default_rng(0).random(n) < percent / 100
     return graph.from_pattern(kept[None, :] | np.eye(n, dtype=bool), meta={"heads": HEADS, "head_dim": HEAD_DIM})

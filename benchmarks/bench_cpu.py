@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tilewright import devices, models
+from tilewright import devices, masks
 from tilewright.attention import blocks, reorder, schedule
 from tilewright.attention.blocks import tiles
 from tilewright.attention.measure import measure
@@ -44,7 +44,7 @@ def main():
     parser.add_argument("--output", type=Path, default=Path("results/logs/bench_cpu.csv"))
     output = parser.parse_args().output
     turns = bar()
-    rows = turns + [row for name in (BAR, *OTHERS) for order in ORDERS for row in predicted(models.build(name), order)]
+    rows = turns + [row for name in (BAR, *OTHERS) for order in ORDERS for row in predicted(masks.build(name), order)]
     frame = pd.DataFrame(rows, columns=Row.columns())
     _rows.write(output, Row, rows)
     print(frame[SHOWN].to_string(index=False))
@@ -53,7 +53,7 @@ def main():
 
 def bar():
     """Rows of the contenders of `BAR`, which take turns."""
-    pattern, runs = models.build(BAR), []
+    pattern, runs = masks.build(BAR), []
     for order in ORDERS:
         tokens = Tokens(in_order(pattern, order), **SIZES)
         places = (True,) if order == "none" else (True, False)

@@ -33,7 +33,7 @@ from torch import nn
 from tilewright import devices, networks
 from tilewright.core import timing
 from tilewright.core.artifacts import atomic
-from tilewright.models import segformer as pattern
+from tilewright.masks import segformer as pattern
 from tilewright.networks import _maps, layers, segformer
 from tilewright.networks.path import Path as ExecutionPath
 from tilewright_study.measure.checks import judging

@@ -33,7 +33,7 @@ from tilewright.core.artifacts import atomic
 from tilewright.core.errors import TilewrightError
 from tilewright.core.registry import member
 from tilewright.devices import qkv
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright.networks import video_attentions
 from tilewright.networks.video_attentions import Call, Video
 from tilewright.slices import parallel

@@ -21,7 +21,7 @@ if not Path(tilewright.__file__).resolve().is_relative_to(Path(ROOT, "src").reso
         f"its code would decide what is stale; PYTHONPATH={shlex.quote(ROOT)}/src snakemake … takes this one"
     )
 
-from tilewright import devices, models
+from tilewright import devices, masks as models
 from tilewright_study.scenes import backends
 from tilewright_study import training
 from tilewright_study.baselines import sparse

@@ -25,7 +25,7 @@ import tilewright as tw
 from helpers.factories import make_profile
 from helpers.gpu import hide_gpu
 from helpers.solvers import need
-from tilewright import devices, graph, models
+from tilewright import devices, graph, masks
 from tilewright.attention import blocks, patterns, reorder
 from tilewright.attention import plan as api
 from tilewright.attention.blocks import tiles, work
@@ -247,7 +247,7 @@ def test_tokens_in_plan_order(dense, planned):
 
 
 def test_auto_takes_the_windows_a_model_declares_where_no_order_is_cheaper():
-    _, info = api._reorder(models.build("vil-tiny-224-s1"), "auto", "cpu", 48)
+    _, info = api._reorder(masks.build("vil-tiny-224-s1"), "auto", "cpu", 48)
     assert info["order"] == "window"
     assert list(info["among"]) == ["window", "none", "ic"]
     assert info["among"]["window"] == pytest.approx(info["among"]["ic"])
@@ -265,7 +265,7 @@ def test_auto_finds_the_grid_of_a_shuffled_mask_and_says_so():
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_auto_takes_the_cheapest_order(kind, monkeypatch):
-    pattern = models.build("regionvit-tiny-128-s1")
+    pattern = masks.build("regionvit-tiny-128-s1")
     costs = {"window": 0.3, "none": 0.4, "ic": 0.2, "hc": 0.2}
     asked = iter(costs.values())
     monkeypatch.setattr(api, "_order_cost", lambda ordered, where, head_dim: next(asked) if where == kind else None)
@@ -318,7 +318,7 @@ def best_tile_us(ordered, tile_names, costs):
 
 @pytest.mark.parametrize("winner", ["window", "none", "ic"])
 def test_auto_takes_the_order_that_is_predicted_to_be_fastest(monkeypatch, winner):
-    pattern = models.build("vil-tiny-128-s1")
+    pattern = masks.build("vil-tiny-128-s1")
     ordered = {name: reorder.apply(pattern, name)[0] for name in ("window", "none", "ic")}
     ids = {graph.id: name for name, graph in ordered.items()}
     assert len(ids) == 3
@@ -370,7 +370,7 @@ def test_auto_predicts_an_order_of_two_names_once(monkeypatch):
 
 
 def test_orders_that_are_tiled_side_by_side_give_the_same_plan(monkeypatch):
-    pattern = models.build("vil-tiny-128-s1")
+    pattern = masks.build("vil-tiny-128-s1")
     plans = []
     for workers in (1, 3):
         with_cost_model(monkeypatch, lambda cover: 1.0 + cover.n_blocks)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright import models, networks, nn, paths, slices
+from tilewright import masks, networks, nn, paths, slices
 from tilewright.attention.masks import Bias
 from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.integrations import sdpa
@@ -293,22 +293,22 @@ TABLE = {
         },
     ),
     "models.parse": (
-        models.parse,
+        masks.parse,
         {"name": "vil-tiny-224-s1"},
         {"name": NAME, "overrides": ["a", 3, {"x": 1}, {"variant": "s"}]},
     ),
     "models.build": (
-        models.build,
+        masks.build,
         {"name": "vil-tiny-224-s1"},
         {"name": NAME, "overrides": ["a", 3, {"x": 1}, {"stage": 9}]},
     ),
     "models.size": (
-        models.size,
+        masks.size,
         {"name": "vil-tiny-224-s1"},
         {"name": NAME, "overrides": ["a", 3, {"x": 1}, {"window": "a"}]},
     ),
     "models.modules": (
-        models.modules,
+        masks.modules,
         {"name": "vil-tiny-224-s1"},
         {"name": NAME, "overrides": ["a", 3, {"x": 1}, {"mode": 3}]},
     ),
@@ -349,7 +349,7 @@ TABLE = {
     ),
 }
 
-NETWORK = models.create("segformer", variant="b0", image_size=32)
+NETWORK = masks.create("segformer", variant="b0", image_size=32)
 ENTRY = {"network": "", "checkpoint": "", "device": "", "dtype": "", "rung": "trained", "path": "2.2.2.2"}
 ROUTES = paths.Table([paths.table.Entry(**ENTRY, batch=1, macs=1, p50_us=1.0, promise_us=1.0)])
 PIXELS = torch.randn(1, 3, 32, 32)
@@ -398,7 +398,7 @@ def own(outer, name):
 def public():
     """``{name in the table: names of parameters}`` of all that the public interface calls."""
     found = {"plan": tw.plan, "load": tw.load, "Plan.__call__": tw.Plan.__call__, **own(tw.Plan, "Plan")}
-    found |= {**own(pack, "ragged"), **own(pack.Packing, "Packing"), **own(models, "models")}
+    found |= {**own(pack, "ragged"), **own(pack.Packing, "Packing"), **own(masks, "models")}
     found["networks.create"] = networks.create
     for module, name in ((slices, "slices"), (nn, "nn")):
         found |= {f"{name}.{key}": getattr(module, key) for key in module.__all__}
@@ -450,8 +450,8 @@ NUMBERS = {
     "predict": lambda i, f: slices.predict(S, S, budget=f(0.75), keep=f(0.5), rows=i(64), pool=i(16)).counts,
     "always": lambda i, f: slices.predict(S, S, budget=1.0, keep=0.5, always=[(i(0), i(3))], text=(i(1), i(2))).counts,
     "random": lambda i, f: slices.predict(S, S, budget=1.0, keep=f(0.5), by="random", seed=i(3)).counts,
-    "create": lambda i, f: models.create("segformer", variant="b0", image_size=(i(32), i(32)), seed=i(1))(PIXELS),
-    "build": lambda i, f: torch.tensor(models.build("vil-tiny-64-s1", {"stage": i(2)}).shape),
+    "create": lambda i, f: masks.create("segformer", variant="b0", image_size=(i(32), i(32)), seed=i(1))(PIXELS),
+    "build": lambda i, f: torch.tensor(masks.build("vil-tiny-64-s1", {"stage": i(2)}).shape),
     "layer": lambda i, f: torch.tensor(LAYER(dim=i(16), heads=i(2), grid=(i(4), i(5)), scale=f(0.5)).grid),
     "sdpa": lambda i, f: sdpa.Slices(tokens=i(128), keep=f(0.5), predictor={"pool": i(32)})(S, S, S),
     "path": lambda i, f: NETWORK(PIXELS, paths.Path(("11",) * 4, scale=f(1))),

@@ -86,7 +86,7 @@ except AttributeError as error:
 def test_all_that_is_public_is_there_after_the_import_and_none_of_it_before():
     done = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
-        "Plan TilewrightError tilewright.core.errors tilewright.integrations load tilewright.models "
+        "Plan TilewrightError tilewright.core.errors tilewright.integrations load tilewright.masks "
         "tilewright.networks tilewright.nn tilewright.paths plan tilewright.packed.pack tilewright.slices",
         "module 'tilewright' has no attribute 'plans'",
     ], done.stderr

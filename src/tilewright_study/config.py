@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from tilewright import devices, models, networks
+from tilewright import devices, networks
+from tilewright import masks as models
 from tilewright.attention import reorder
 from tilewright.attention.blocks import tiles, work
 from tilewright.attention.schedule.search import NAMES as SOLVERS

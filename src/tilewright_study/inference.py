@@ -9,7 +9,7 @@ import numpy as np
 from tilewright import devices, networks
 from tilewright.core import images, sides
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.models import _gates
+from tilewright.masks import _gates
 from tilewright_study.cli import settings
 from tilewright_study.evaluation import MAPS
 

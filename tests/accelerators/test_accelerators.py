@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError, Unavailable
-from tilewright.models import segformer as sizes
+from tilewright.masks import segformer as sizes
 from tilewright.networks import layers
 from tilewright.networks.path import DECODERS, Path
 from tilewright_study import accelerators

@@ -9,7 +9,7 @@ import torch
 
 from helpers import plans
 from helpers.rows import run_baselines
-from tilewright import graph, models, reference
+from tilewright import graph, masks, reference
 from tilewright.core import timing
 from tilewright.core.errors import Unavailable
 from tilewright.torch_attention import flex, kernels, patterns
@@ -95,8 +95,8 @@ def test_kept_tokens_are_told_from_other_patterns():
 RULED = {
     "windows": windows,
     "kept": lambda: keeping()[0],
-    "exact": lambda: models.build("vil-tiny-96-s1-exact"),
-    "chunk": lambda: models.build("vil-tiny-84-s1"),
+    "exact": lambda: masks.build("vil-tiny-96-s1-exact"),
+    "chunk": lambda: masks.build("vil-tiny-84-s1"),
 }
 
 
@@ -113,7 +113,7 @@ def test_a_rule_allows_the_pattern_and_nothing_else(name, order):
 
 def test_without_a_rule_pairs_are_looked_up():
     pattern = graph.from_pattern(plans.pattern(30, 21))
-    assert patterns.rule(pattern) is None and patterns.rule(models.build("vil-tiny-64-s3")) is None
+    assert patterns.rule(pattern) is None and patterns.rule(masks.build("vil-tiny-64-s3")) is None
     mask_mod, size = flex.pairs(pattern, 1000, "cpu")
     assert_allows(pattern, mask_mod)
     with pytest.raises(Unavailable, match=f"bits take {size} bytes; at most 10 are allowed"):

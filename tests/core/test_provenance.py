@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tilewright
-from tilewright import models
+from tilewright import masks
 from tilewright.core import provenance
 from tilewright.core.errors import UnknownNameError
 
@@ -181,7 +181,7 @@ def test_graphs_change_with_the_network_whose_gate_makes_them(
     shutil.copytree(Path(tilewright.__file__).parent, root, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(provenance, "_ROOT", root)
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
-    modules = [name.removeprefix("tilewright.") for name in models.modules(workload, overrides)]
+    modules = [name.removeprefix("tilewright.") for name in masks.modules(workload, overrides)]
     before = digest(*modules)
     (root / edited).write_text((root / edited).read_text() + "\nADDED = 1\n")
     assert (digest(*modules) != before) == changes
@@ -238,7 +238,7 @@ def test_modules_that_are_entered_by_a_string_are_declared():
 def test_few_imports_do_not_count():
     root = Path(tilewright.__file__).parent
     apart = {str(path.relative_to(root)) for path in root.rglob("*.py") if "\nAPART = " in path.read_text()}
-    assert apart == {"__init__.py", "models/__init__.py", "networks/_plans.py"}
+    assert apart == {"__init__.py", "masks/__init__.py", "networks/_plans.py"}
 
 
 def test_digest_of_a_file_is_that_of_its_bytes(tmp_path):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from helpers.checkout import ROOT, TINY, described
-from tilewright import models
+from tilewright import masks
 from tilewright.core import provenance
 
 TRACER = Path(__file__).parent / "traced"
@@ -30,9 +30,9 @@ def missed(jobs, folder):
         if job is None:
             continue
         covered = set(job["covered"])
-        besides = {*_packages(covered), *(f"tilewright.models.{name}" for name in models.NAMES)}
+        besides = {*_packages(covered), *(f"tilewright.masks.{name}" for name in masks.NAMES)}
         modules = set(loaded["modules"]) - set(provenance.closure(*covered, *besides))
-        modules = {name for name in modules if not name.startswith("tilewright.models.") and _does_something(name)}
+        modules = {name for name in modules if not name.startswith("tilewright.masks.") and _does_something(name)}
         counted = {path.name for name in covered for path in provenance._data(name)}
         found.setdefault(job["rule"], set()).update(modules, {Path(path).name for path in loaded["data"]} - counted)
     return found

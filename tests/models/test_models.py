@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from helpers.files import run_script
 from tilewright import graph as graph_file
-from tilewright import models
+from tilewright import masks
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
-from tilewright.models import _gates, dynamicvit, file, regionvit, vision_longformer
+from tilewright.masks import _gates, dynamicvit, file, regionvit, vision_longformer
 from tilewright_study.stages import graph as graph_stage
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/gen_adj.py"
@@ -60,8 +60,8 @@ def assert_canonical(graph):
     ],
 )
 def test_a_name_states_parameters(name, family, stated):
-    module, params = models.parse(name)
-    assert module.__name__ == f"tilewright.models.{family}"
+    module, params = masks.parse(name)
+    assert module.__name__ == f"tilewright.masks.{family}"
     assert stated.items() <= msgspec.to_builtins(params).items()
 
 
@@ -74,8 +74,8 @@ def test_a_name_states_parameters(name, family, stated):
 )
 def test_an_unknown_name_is_answered_with_an_example_of_each_family(name):
     with pytest.raises(UnknownNameError, match="unknown workload") as error:
-        models.parse(name)
-    for module in models.members():
+        masks.parse(name)
+    for module in masks.members():
         assert module.NAMING in str(error.value)
         assert module.fields(module.NAMING.rpartition("e.g. ")[2])
 
@@ -106,14 +106,14 @@ def test_an_unknown_name_is_answered_with_an_example_of_each_family(name):
 )
 def test_wrong_parameters_are_named(name, overrides, message):
     with pytest.raises(ConfigError, match=message):
-        models.parse(name, overrides)
+        masks.parse(name, overrides)
 
 
 def test_a_built_graph_says_what_it_is():
-    graph = models.build("vil-tiny-64-s1", {"window": 9})
+    graph = masks.build("vil-tiny-64-s1", {"window": 9})
     assert graph.meta["model"] == "vil-tiny-64-s1"
     assert graph.meta["params"]["window"] == 9
-    module, params = models.parse("vil-tiny-64-s1", {"window": 9})
+    module, params = masks.parse("vil-tiny-64-s1", {"window": 9})
     assert msgspec.convert(graph.meta["params"], module.Params) == params
     json.dumps(graph.meta)
 
@@ -139,7 +139,7 @@ def test_a_built_graph_says_what_it_is():
     ],
 )
 def test_published_tokens_and_density(name, tokens, density):
-    graph = models.build(name)
+    graph = masks.build(name)
     assert graph.shape == (tokens, tokens)
     digits = 3 if density >= 0.01 else 4
     assert round(graph.density, digits) == density
@@ -147,11 +147,11 @@ def test_published_tokens_and_density(name, tokens, density):
 
 @pytest.mark.parametrize(("resolution", "entries"), [(512, 3_507_265), (1024, 14_449_729)])
 def test_entries_of_a_15x15_window_with_one_global_token(resolution, entries):
-    assert models.build(f"vil-tiny-{resolution}-s1-exact").entries == entries
+    assert masks.build(f"vil-tiny-{resolution}-s1-exact").entries == entries
 
 
 def test_a_2048_pixel_image_has_few_distinct_rows():
-    graph = models.build("vil-tiny-2048-s1")
+    graph = masks.build("vil-tiny-2048-s1")
     assert graph.n_rows == 512 * 512 + 1
     assert graph.n_distinct == 74 * 74 + 1
     # Along one axis 72 inner chunks of 7 see 21 tokens, the outer ones 14 and the last, of 512 - 73 * 7 = 1 token, 8.
@@ -177,7 +177,7 @@ def test_a_2048_pixel_image_has_few_distinct_rows():
     ],
 )
 def test_published_heads(name, heads, head_dim):
-    meta = models.build(name).meta
+    meta = masks.build(name).meta
     assert (meta["heads"], meta["head_dim"]) == (heads, head_dim)
 
 
@@ -303,9 +303,9 @@ def test_vil_exact_hints_make_squares():
 
 
 def test_regionvits_windows_stand_alone():
-    graph = models.build("regionvit-small-112-s2-windows", {"head_dim": 64})
+    graph = masks.build("regionvit-small-112-s2-windows", {"head_dim": 64})
     assert graph.shape == (4 * 50, 4 * 50) and graph.entries == 4 * 50 * 50
-    regional = models.build("regionvit-small-112-s2").to_dense()
+    regional = masks.build("regionvit-small-112-s2").to_dense()
     regional[:4, :4] = np.eye(4)
     np.testing.assert_array_equal(graph.to_dense(), regional)
     assert (graph.meta["heads"], graph.meta["head_dim"], graph.meta["mode"]) == (6, 64, "windows")
@@ -391,15 +391,15 @@ def test_regionvit_hints_gather_the_windows_behind_the_regional_tokens():
 
 @pytest.mark.parametrize("name", ["vil-tiny-64-s1", "regionvit-tiny-64-s1"])
 def test_bias_index_ats_are_found_from_the_meta_of_a_graph(name):
-    graph = models.build(name)
-    module, params = models.parse(name)
+    graph = masks.build(name)
+    module, params = masks.parse(name)
     at = np.arange(graph.n_rows)
-    found = models.bias_index(graph.meta, at[:, None], at)
+    found = masks.bias_index(graph.meta, at[:, None], at)
     np.testing.assert_array_equal(found, module.bias_index(params, at[:, None], at))
 
 
 def test_a_model_without_bias_has_no_bias_indices():
-    assert models.bias_index(models.build("dynamicvit-s-64").meta, 0, 0) is None
+    assert masks.bias_index(masks.build("dynamicvit-s-64").meta, 0, 0) is None
 
 
 # ----------------------------------------------------------------------------------------- DynamicViT
@@ -418,7 +418,7 @@ def photograph(tmp_path_factory):
 
 @pytest.mark.parametrize(("prune", "kept"), [(1, 137), (2, 96), (3, 67)])
 def test_published_keep_counts_at_224(prune, kept):
-    assert models.build(f"dynamicvit-s-224-b{prune}").meta["kept"] == 1 + kept
+    assert masks.build(f"dynamicvit-s-224-b{prune}").meta["kept"] == 1 + kept
 
 
 @settings(max_examples=15, deadline=None)
@@ -435,17 +435,17 @@ def test_dynamicvit_is_the_kept_columns_and_the_diagonal(side, patch, prune, kee
 
 
 def test_dynamicvit_says_that_its_graph_is_that_of_training():
-    assert models.build("dynamicvit-s-64").meta["case"] == dynamicvit.CASE == "training mask"
-    assert "case" not in models.build("vil-tiny-64-s1").meta
+    assert masks.build("dynamicvit-s-64").meta["case"] == dynamicvit.CASE == "training mask"
+    assert "case" not in masks.build("vil-tiny-64-s1").meta
 
 
 def test_dynamicvit_keeps_fewer_of_the_same_tokens_each_time():
-    first, second, third = (set(dynamicvit.keep(models.parse(f"dynamicvit-s-224-b{b}")[1])) for b in (1, 2, 3))
+    first, second, third = (set(dynamicvit.keep(masks.parse(f"dynamicvit-s-224-b{b}")[1])) for b in (1, 2, 3))
     assert first > second > third
 
 
 def test_dynamicvit_hints_compact_the_kept_tokens():
-    graph = models.build("dynamicvit-s-64")
+    graph = masks.build("dynamicvit-s-64")
     order = np.argsort(graph.row_hint, kind="stable")
     kept = graph.meta["kept"]
     assert len(np.unique(graph.row_id[order[:kept]])) == 1
@@ -459,7 +459,7 @@ def test_dynamicvit_drops_what_the_patches_leave_over(photograph):
 
 def test_dynamicvit_is_refused_when_it_is_too_large():
     with pytest.raises(PatternError, match=r"262,145 tokens have [\d,]+ entries in distinct rows"):
-        dynamicvit.graph(models.parse("dynamicvit-s-1024-p2")[1])
+        dynamicvit.graph(masks.parse("dynamicvit-s-1024-p2")[1])
 
 
 @pytest.mark.parametrize(
@@ -472,9 +472,9 @@ def test_dynamicvit_is_refused_when_it_is_too_large():
     ],
 )
 def test_a_workload_that_no_memory_holds_is_refused_at_once(name, message, monkeypatch):
-    monkeypatch.setattr(models, "_memory_bytes", lambda: 8e9)
+    monkeypatch.setattr(masks, "_memory_bytes", lambda: 8e9)
     with pytest.raises((ConfigError, PatternError), match=message):
-        models.build(name)
+        masks.build(name)
 
 
 def normalised(path, size):
@@ -494,7 +494,7 @@ def test_the_gate_without_weights_keeps_the_patches_of_largest_contrast(photogra
     contrast = [((patch - patch.mean((1, 2), keepdims=True)) ** 2).sum() for patch in patches_of(photograph, 6, 16)]
     best = sorted(range(36), key=lambda i: -contrast[i])[:25]
     assert _gates.kept(params).tolist() == best
-    assert models.build("dynamicvit-s-96", {"image": photograph}).meta["gate"] == {
+    assert masks.build("dynamicvit-s-96", {"image": photograph}).meta["gate"] == {
         "name": "threshold-l2",
         "embedding": "isometric, of zero-mean patches",
         "image": photograph,
@@ -676,7 +676,7 @@ def test_a_checkpoint_that_does_not_fit_is_named(tmp_path, photograph, state, mo
     path = tmp_path / "net.pth"
     torch.save({"model": state}, path)
     with pytest.raises(error, match=message):
-        models.build("dynamicvit-s-96", {"image": photograph, "weights": str(path), **more})
+        masks.build("dynamicvit-s-96", {"image": photograph, "weights": str(path), **more})
 
 
 # ----------------------------------------------------------------------------------------------- file
@@ -685,7 +685,7 @@ def test_a_checkpoint_that_does_not_fit_is_named(tmp_path, photograph, state, mo
 def test_a_mask_of_the_users(tmp_path):
     mask = np.random.default_rng(0).random((5, 7)) < 0.5
     np.save(tmp_path / "m.npy", mask)
-    graph = models.build("file-mine", {"path": str(tmp_path / "m.npy"), "heads": 3})
+    graph = masks.build("file-mine", {"path": str(tmp_path / "m.npy"), "heads": 3})
     np.testing.assert_array_equal(graph.to_dense(), mask)
     assert {"model": "file-mine", "family": "file", "heads": 3, "head_dim": 64}.items() <= graph.meta.items()
 
@@ -695,7 +695,7 @@ def test_a_mask_in_a_tensor(tmp_path, form):
     mask = torch.from_numpy(np.random.default_rng(0).random((5, 7)) < 0.5)
     tensor = mask if form == "to_dense" else getattr(mask.float(), form)()
     torch.save(tensor, tmp_path / "m.pt")
-    graph = models.build("file-mine", {"path": str(tmp_path / "m.pt")})
+    graph = masks.build("file-mine", {"path": str(tmp_path / "m.pt")})
     np.testing.assert_array_equal(graph.to_dense(), mask)
 
 
@@ -722,23 +722,23 @@ def test_a_wrong_file_of_a_tensor_is_named(tmp_path, content, error, message):
     if content is None:
         path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(error, match=message):
-        models.build("file-mine", {"path": str(path)})
+        masks.build("file-mine", {"path": str(path)})
 
 
 def test_a_graph_file_brings_its_hints(tmp_path):
-    graph_file.save(tmp_path / "g.npz", models.build("vil-tiny-32-s1"))
-    graph = models.build("file-again", {"path": str(tmp_path / "g.npz")})
-    assert graph.id == models.build("vil-tiny-32-s1").id
+    graph_file.save(tmp_path / "g.npz", masks.build("vil-tiny-32-s1"))
+    graph = masks.build("file-again", {"path": str(tmp_path / "g.npz")})
+    assert graph.id == masks.build("vil-tiny-32-s1").id
     assert graph.row_hint is not None
     assert graph.meta["bias"] is None
 
 
 def test_a_reordered_graph_is_no_model(tmp_path):
-    graph = models.build("vil-tiny-32-s1")
+    graph = masks.build("vil-tiny-32-s1")
     order = np.arange(graph.n_rows)[::-1]
     graph_file.save(tmp_path / "g.npz", graph.reordered(order, order))
     with pytest.raises(PatternError, match=r"g\.npz: expected a pattern in its natural order"):
-        models.build("file-again", {"path": str(tmp_path / "g.npz")})
+        masks.build("file-again", {"path": str(tmp_path / "g.npz")})
 
 
 # ---------------------------------------------------------------------------------------------- stage
@@ -746,7 +746,7 @@ def test_a_reordered_graph_is_no_model(tmp_path):
 
 def test_sources_are_the_users_files(photograph):
     def sources(name, overrides=None):
-        module, params = models.parse(name, overrides)
+        module, params = masks.parse(name, overrides)
         return module.sources(params)
 
     assert sources("vil-tiny-224-s1") == sources("regionvit-tiny-224-s1") == sources("dynamicvit-s-224") == []
@@ -770,15 +770,15 @@ def test_sources_are_the_users_files(photograph):
     ],
 )
 def test_the_size_is_known_before_the_graph(name):
-    graph = models.build(name)
-    assert models.size(name) == graph.n_rows + len(graph.indices)
+    graph = masks.build(name)
+    assert masks.size(name) == graph.n_rows + len(graph.indices)
 
 
 def test_the_size_of_a_file_is_that_on_disk(tmp_path):
     np.save(tmp_path / "m.npy", np.eye(4, dtype=bool))
-    assert models.size("file-mine", {"path": str(tmp_path / "m.npy")}) == (tmp_path / "m.npy").stat().st_size
+    assert masks.size("file-mine", {"path": str(tmp_path / "m.npy")}) == (tmp_path / "m.npy").stat().st_size
     with pytest.raises(ArtifactError, match="expected a mask, found No such file"):
-        models.size("file-mine", {"path": str(tmp_path / "absent.npy")})
+        masks.size("file-mine", {"path": str(tmp_path / "absent.npy")})
 
 
 def test_the_stage_writes_a_graph_and_what_made_it(tmp_path, photograph, capsys):
@@ -786,7 +786,7 @@ def test_the_stage_writes_a_graph_and_what_made_it(tmp_path, photograph, capsys)
     graph_stage.run("dynamicvit-s-96", out, [f"image={photograph}", "keep_ratio=0.5", "patch=8"])
     assert (
         graph_file.load(out).id
-        == models.build("dynamicvit-s-96", {"image": photograph, "keep_ratio": 0.5, "patch": 8}).id
+        == masks.build("dynamicvit-s-96", {"image": photograph, "keep_ratio": 0.5, "patch": 8}).id
     )
     with np.load(out) as archive:
         made_by = json.loads(bytes(archive["tilewright"]))["made_by"]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tilewright import graph as graph_file
-from tilewright import models
+from tilewright import masks
 from tilewright.core.errors import ConfigError
-from tilewright.models import band, dilated, swin
+from tilewright.masks import band, dilated, swin
 
 GRID = list(itertools.product(range(4), range(6), range(5)))
 
@@ -52,17 +52,17 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_ready_pattern_is_its_definition(name):
-    graph = models.build(name)
+    graph = masks.build(name)
     n = graph.n_rows
     assert graph.shape == (n, n)
     np.testing.assert_array_equal(graph.to_dense(), [[CASES[name](q, k) for k in range(n)] for q in range(n)])
     # Distinct rows are held once, in order of appearance.
     assert graph.id == graph_file.from_pattern(graph.to_csr()).id
-    assert models.size(name) >= n + len(graph.indices)
+    assert masks.size(name) >= n + len(graph.indices)
 
 
 def test_bigbird_sees_blocks_around_it_the_first_and_some_at_random():
-    graph = models.build("bigbird-96-b4-w3-r2-g2")
+    graph = masks.build("bigbird-96-b4-w3-r2-g2")
     blocks = graph.to_dense().reshape(24, 4, 24, 4)
     assert (blocks == blocks[:, :1, :, :1]).all()
     blocks = blocks[:, 0, :, 0]
@@ -70,21 +70,21 @@ def test_bigbird_sees_blocks_around_it_the_first_and_some_at_random():
     for own in range(2, 24):
         near = [at for at in (own - 1, own, own + 1) if 2 <= at < 24]
         assert blocks[own, near].all() and blocks[own].sum() == 2 + len(near) + 2
-    assert models.size("bigbird-96-b4-w3-r2-g2") >= graph.n_rows + len(graph.indices)
+    assert masks.size("bigbird-96-b4-w3-r2-g2") >= graph.n_rows + len(graph.indices)
 
 
 def test_the_blocks_that_bigbird_draws_are_those_of_its_seed():
-    first, again = (models.build("bigbird-96-b4-w3-r2-g2") for _ in range(2))
-    assert first.id == again.id != models.build("bigbird-96-b4-w3-r2-g2", {"seed": 1}).id
+    first, again = (masks.build("bigbird-96-b4-w3-r2-g2") for _ in range(2))
+    assert first.id == again.id != masks.build("bigbird-96-b4-w3-r2-g2", {"seed": 1}).id
 
 
 def test_bigbird_draws_no_more_blocks_than_there_are():
-    assert models.build("bigbird-16-b4-w3-r9-g1").to_dense().all()
+    assert masks.build("bigbird-16-b4-w3-r9-g1").to_dense().all()
 
 
 def test_a_mix_has_three_parts_and_global_tokens():
     name = "mix-62-w5-k7-r4-g2"
-    graph = models.build(name)
+    graph = masks.build(name)
     dense, own = graph.to_dense(), np.arange(62)
     assert dense[:2].all() and dense[:, :2].all() and dense[own, own].all()
     windows, kept, random = dense[2:22], dense[22:42], dense[42:]
@@ -95,12 +95,12 @@ def test_a_mix_has_three_parts_and_global_tokens():
     assert 7 <= common.sum() <= 9 and not (alike & ~common).any()
     assert (random[:, 2:].sum(axis=1) <= 5).all() and len(np.unique(random, axis=0)) == 20
     assert graph.id == graph_file.from_pattern(graph.to_csr()).id
-    assert models.size(name) >= graph.n_rows + len(graph.indices)
+    assert masks.size(name) >= graph.n_rows + len(graph.indices)
 
 
 def test_a_power_law_has_the_degrees_of_its_exponent():
     name = "powerlaw-4000-d16-e2.5"
-    graph = models.build(name)
+    graph = masks.build(name)
     csr = graph.to_csr()
     assert (csr != csr.T).nnz == 0 and csr.diagonal().all()
     degree = np.sort(np.asarray(csr.sum(axis=1)).ravel() - 1)[::-1]
@@ -110,18 +110,18 @@ def test_a_power_law_has_the_degrees_of_its_exponent():
     slope = np.polyfit(np.log(ranks), np.log(degree[ranks]), 1)[0]
     assert slope == pytest.approx(-1 / 1.5, abs=0.07)
     assert graph.id == graph_file.from_pattern(csr).id
-    assert models.size(name) >= graph.n_rows + len(graph.indices)
+    assert masks.size(name) >= graph.n_rows + len(graph.indices)
 
 
 @pytest.mark.parametrize("name", ["mix-62-w5-k7-r4-g2", "powerlaw-60-d4-e3"])
 def test_what_is_drawn_is_that_of_the_seed(name):
-    first, again = (models.build(name) for _ in range(2))
-    assert first.id == again.id != models.build(name, {"seed": 1}).id
+    first, again = (masks.build(name) for _ in range(2))
+    assert first.id == again.id != masks.build(name, {"seed": 1}).id
 
 
 @pytest.mark.parametrize("name", ["mix-1-w1-k1-r1-g0", "mix-3-w1-k3-r3-g3", "powerlaw-1-d1-e3", "powerlaw-2-d2-e2.1"])
 def test_the_smallest_patterns_are_whole(name):
-    graph = models.build(name)
+    graph = masks.build(name)
     assert graph.to_dense().diagonal().all()
     assert graph.id == graph_file.from_pattern(graph.to_csr()).id
 
@@ -148,10 +148,10 @@ def test_the_smallest_patterns_are_whole(name):
 )
 def test_wrong_sizes_are_named(name, message):
     with pytest.raises(ConfigError, match=message):
-        models.build(name)
+        masks.build(name)
 
 
 def test_heads_are_parameters_that_the_pattern_does_not_state():
-    graph = models.build("swin-8-w4", {"heads": 3, "head_dim": 32})
+    graph = masks.build("swin-8-w4", {"heads": 3, "head_dim": 32})
     assert (graph.meta["heads"], graph.meta["head_dim"], graph.meta["grid"]) == (3, 32, [8, 8])
     assert all(module.sources(None) == [] for module in (band, dilated, swin))

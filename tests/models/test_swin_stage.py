@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright import models, networks
+from tilewright import masks, networks
 from tilewright.core.errors import ConfigError, UnknownNameError
-from tilewright.models import swin_stage
+from tilewright.masks import swin_stage
 from tilewright.networks import swin
 
 SIDES = st.integers(32, 150)
@@ -26,36 +26,36 @@ def dense(graph):
 @given(size=st.tuples(SIDES, SIDES), stage=st.integers(1, 4), shifted=st.booleans())
 def test_a_stage_sees_what_its_network_sees(size, stage, shifted):
     name = f"swin-tiny-{size[0]}x{size[1]}-s{stage}" + "-shifted" * shifted
-    graph = models.build(name)
+    graph = masks.build(name)
     grid = swin.pattern.grids(size)[stage - 1]
     windows = swin.Windows.pair(grid, 3 << (stage - 1), 32, "dense")[shifted]
     assert graph.meta["grid"] == list(windows.grid) and graph.id == windows.site.graph.id
     assert graph.meta["heads"] == 3 << (stage - 1)
     tokens = np.arange(graph.n_rows)
     seen = dense(graph)
-    found = models.bias_index(graph.meta, tokens[:, None], tokens)
+    found = masks.bias_index(graph.meta, tokens[:, None], tokens)
     expected = windows._bias_index(torch.from_numpy(tokens)[:, None], torch.from_numpy(tokens)).numpy()
     assert np.array_equal(found[seen], expected[seen])
     assert (found[~seen] == graph.meta["bias"]["slots"] - 1).all() and found[seen].max() < 169
-    assert models.size(name) >= graph.n_rows + len(graph.indices)
+    assert masks.size(name) >= graph.n_rows + len(graph.indices)
 
 
 @pytest.mark.parametrize("shifted", [False, True])
 def test_masked_attention_by_a_workload_is_that_of_the_published_windows(shifted):
-    graph = models.build("swin-tiny-40x100-s1" + "-shifted" * shifted)
+    graph = masks.build("swin-tiny-40x100-s1" + "-shifted" * shifted)
     windows = swin.Windows.pair((10, 25), 3, 32, "native")[shifted]
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 3, graph.n_rows, 32, generator=generator).unbind()
     table = torch.randn(3, 169, generator=generator)
     tokens = np.arange(graph.n_rows)
-    index = torch.from_numpy(models.bias_index(graph.meta, tokens[:, None], tokens))
+    index = torch.from_numpy(masks.bias_index(graph.meta, tokens[:, None], tokens))
     mask = F.pad(table, (0, 1))[:, index].masked_fill(~torch.from_numpy(dense(graph)), -torch.inf)
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     torch.testing.assert_close(windows.native(q, k, v, F.pad(table, (0, 1))), expected, atol=1e-5, rtol=0)
 
 
 def test_shifted_windows_are_smaller_at_the_edges():
-    graph = models.build("swin-tiny-512-s1-shifted")
+    graph = masks.build("swin-tiny-512-s1-shifted")
     # 128 tokens a side are 19 windows of 7; shifted by 3 the last one of a side is cut in 4 and 3.
     lengths = np.diff(graph.indptr)
     assert graph.n_rows == 133**2 and len(lengths) == 20**2
@@ -72,7 +72,7 @@ def test_shifted_windows_are_smaller_at_the_edges():
 )
 def test_other_names_are_refused(name, message):
     with pytest.raises((ConfigError, UnknownNameError), match=message):
-        models.build(name)
+        masks.build(name)
 
 
 def test_another_variant_is_refused():

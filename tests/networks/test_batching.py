@@ -10,7 +10,7 @@ from torch import nn
 
 from tilewright import networks
 from tilewright.core.errors import PatternError, Unavailable
-from tilewright.models import deit as pattern
+from tilewright.masks import deit as pattern
 from tilewright.networks import batching
 from tilewright.networks._captured import Captured
 from tilewright.networks._layouts import Packed, Rectangle

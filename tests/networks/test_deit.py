@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
-from tilewright.models import deit as pattern
+from tilewright.masks import deit as pattern
 from tilewright.networks import _sites, deit
 from tilewright.packed.pruners.threshold_l2 import SEED
 

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from helpers import gradients
 from tilewright import devices, networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, Unavailable, UnknownNameError
-from tilewright.models import dynamicvit as pattern
+from tilewright.masks import dynamicvit as pattern
 from tilewright.networks import _pruned, _sites, dynamicvit
 from tilewright.packed import pack
 

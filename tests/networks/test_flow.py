@@ -7,7 +7,7 @@ import torch
 
 from tilewright import networks
 from tilewright.core.errors import ConfigError
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright.networks import _flow
 
 MEAN, DEVIATION = 1.5, 0.5

@@ -11,7 +11,7 @@ from tilewright import networks
 from tilewright.core import sides
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.graph import from_pattern
-from tilewright.models import regionvit as pattern
+from tilewright.masks import regionvit as pattern
 from tilewright.networks import regionvit
 from tilewright.networks._region_windows import Windows
 from tilewright.torch_attention import flex

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, Unavailable
-from tilewright.models import segformer as pattern
+from tilewright.masks import segformer as pattern
 from tilewright.networks import layers, segformer
 from tilewright.networks.path import DECODERS, Path, parse
 

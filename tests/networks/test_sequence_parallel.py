@@ -11,7 +11,7 @@ from torch import nn
 from helpers.ranks import Ranks
 from tilewright import networks
 from tilewright.core.errors import ConfigError, PatternError
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright.networks.video_attentions import dense
 
 # Three frames of 3 x 5 tokens, which 2 does not divide; 3 does not divide the heads.

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from helpers import gradients
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
-from tilewright.models import swin as pattern
+from tilewright.masks import swin as pattern
 from tilewright.networks import layers, swin
 from tilewright.networks.path import Path, parse
 

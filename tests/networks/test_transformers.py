@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.models import segformer as pattern
-from tilewright.models import swin
+from tilewright.masks import segformer as pattern
+from tilewright.masks import swin
 from tilewright.networks import create
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed, or cannot be imported")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from tilewright import networks as networks_of
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
-from tilewright.models import vision_longformer as graphs
+from tilewright.masks import vision_longformer as graphs
 from tilewright.networks import _msvit_arch, _sites, _sliding_chunks
 from tilewright.networks import vision_longformer as networks
 from tilewright.networks._sliding_chunks import Windows

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright.networks import _sites, wan
 from tilewright.slices import orders
 

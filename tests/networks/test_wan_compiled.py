@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tilewright import networks
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 
 from helpers.gpu import TRITON_DEVICE
 from tilewright import networks
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright_study.training import video
 
 pytestmark = pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="captures CUDA graphs, and this machine has no GPU")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tilewright.core.errors import ConfigError, PatternError, TilewrightError, UnknownNameError
 from tilewright.graph import from_pattern
-from tilewright.models import vision_longformer
+from tilewright.masks import vision_longformer
 from tilewright.nn import patterns
 
 

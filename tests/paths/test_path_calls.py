@@ -9,7 +9,7 @@ import torch
 
 from tilewright import devices, networks
 from tilewright.core.errors import ConfigError
-from tilewright.models import segformer
+from tilewright.masks import segformer
 from tilewright.networks.path import scaled
 from tilewright.paths.calls import Calls
 from tilewright.paths.runner import Runner

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tilewright import networks
-from tilewright.models import segformer
+from tilewright.masks import segformer
 from tilewright.networks.path import Stages, shared
 from tilewright.paths import measure
 from tilewright_study import scenes

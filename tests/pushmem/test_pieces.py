@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright import models
+from tilewright import masks
 from tilewright.attention import blocks
 from tilewright.attention.blocks.tiles import parse
 from tilewright.core.errors import TilewrightError
@@ -65,7 +65,7 @@ def test_words_count_starts_extents_and_strides():
 
 
 def test_the_keys_of_blocks_are_replayed():
-    cover = blocks.extract(models.build("vil-tiny-64-s1"), parse("64x1"), 128)
+    cover = blocks.extract(masks.build("vil-tiny-64-s1"), parse("64x1"), 128)
     keys = pieces.stream(cover)
     found = pieces.pieces(keys)
     assert (replayed(found) == keys).all() and len(found) < len(keys) / 4

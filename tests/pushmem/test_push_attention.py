@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tilewright import models
+from tilewright import masks
 from tilewright.pushmem import attention
 from tilewright.pushmem.errors import MappingError
 
@@ -15,7 +15,7 @@ from tilewright.pushmem.errors import MappingError
     [("vil-tiny-224-s1", 375_000, 380_000, 96), ("regionvit-tiny-224-s1", 61_000, 61_000, 64)],
 )
 def test_every_query_is_given_the_keys_of_its_row(name, cycles, cycles_global, tiles):
-    graph = models.build(name)
+    graph = masks.build(name)
     layer = attention.layer(graph.meta)
     assert layer.bound <= layer.cycles <= cycles
     assert layer.cycles_global <= cycles_global
@@ -26,7 +26,7 @@ def test_every_query_is_given_the_keys_of_its_row(name, cycles, cycles_global, t
 
 
 def test_deliveries_a_cycle_early_are_wrong():
-    layer = attention.regionvit(models.build("regionvit-tiny-224-s1").meta)
+    layer = attention.regionvit(masks.build("regionvit-tiny-224-s1").meta)
     (times, keys), other = layer.outputs
     assert attention.deliver(dataclasses.replace(layer, outputs=((times - 1, keys), other))).wrong
 
@@ -37,7 +37,7 @@ def test_delivered_vectors_give_the_reference(name):
 
     from tilewright.reference import attention as reference
 
-    graph = models.build(name)
+    graph = masks.build(name)
     layer = (attention.longformer if name.startswith("vil") else attention.regionvit)(graph.meta)
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((graph.n_rows, graph.meta["head_dim"])).astype(np.float32) for _ in range(3))
@@ -49,7 +49,7 @@ def test_delivered_vectors_give_the_reference(name):
 
 
 def test_a_ring_that_is_larger_than_a_bank_names_what_would_fit():
-    meta = dict(models.build("vil-tiny-224-s1").meta, grid=[112, 112])
+    meta = dict(masks.build("vil-tiny-224-s1").meta, grid=[112, 112])
     with pytest.raises(MappingError, match="strips of 8 chunks would fit"):
         attention.longformer(meta)
 

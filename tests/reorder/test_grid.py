@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright import models
+from tilewright import masks
 from tilewright.attention import blocks, reorder
 from tilewright.attention.blocks import tiles, work
 from tilewright.attention.cuda import tile_lists
@@ -226,7 +226,7 @@ EXACT = [(f"vil-tiny-{r}-s1", mode) for r in (128, 224, 384) for mode in ("exact
 @pytest.mark.parametrize("order", ["ic", "hc"])
 @pytest.mark.parametrize(("model", "mode"), EXACT)
 def test_boxes_execute_no_more_than_the_windows_of_the_model(model, mode, order):
-    graph = models.build(model, {"mode": mode})
+    graph = masks.build(model, {"mode": mode})
     place = np.random.default_rng(0).permutation(graph.n_rows)
     keys = np.argsort(place).astype(np.int32)
     mixed = [np.sort(keys[graph.indices[a:b]]) for a, b in itertools.pairwise(graph.indptr)]

@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from helpers.files import run_script
 from tilewright import graph as graph_file
-from tilewright import models
+from tilewright import masks
 from tilewright.attention import reorder
 from tilewright.attention.reorder import _growth, _linkage, _published, _quotient, _tuning
 from tilewright.attention.reorder._quality import work_fraction
@@ -181,7 +181,7 @@ PUBLISHED_WORK = {
 
 @pytest.mark.parametrize(("model", "name", "params", "work"), PUBLISHED_WORK.values(), ids=PUBLISHED_WORK)
 def test_known_gathered_work_of_true_masks(model, name, params, work):
-    _, info = reorder.apply(models.build(model), name, params)
+    _, info = reorder.apply(masks.build(model), name, params)
     assert info["work_fraction"] == pytest.approx(work, abs=1e-3)
 
 
@@ -197,7 +197,7 @@ TRUE_MASKS = {
 @pytest.mark.parametrize("name", ["ic", "hc"])
 @pytest.mark.parametrize("workload", TRUE_MASKS.values(), ids=TRUE_MASKS)
 def test_clustering_reaches_the_windows_of_the_model_without_its_hints(workload, name):
-    graph = models.build(*workload)
+    graph = masks.build(*workload)
     window = reorder.apply(graph, "window")[1]["work_fraction"]
     blind = graph_file.Graph(graph.indptr, graph.indices, graph.row_id, graph.n_cols)
     assert reorder.apply(blind, name)[1]["work_fraction"] <= 1.1 * window
@@ -206,12 +206,12 @@ def test_clustering_reaches_the_windows_of_the_model_without_its_hints(workload,
 @pytest.mark.parametrize("name", ["ic", "hc"])
 @pytest.mark.parametrize(("model", "bar"), [("vil-tiny-224-s1", 0.211), ("regionvit-tiny-224-s1", 0.06)])
 def test_clustering_meets_the_published_bar(model, bar, name):
-    assert reorder.apply(models.build(model), name)[1]["work_fraction"] <= bar
+    assert reorder.apply(masks.build(model), name)[1]["work_fraction"] <= bar
 
 
 @pytest.mark.parametrize("name", ["ic", "hc"])
 def test_regional_rows_do_not_scatter(name):
-    graph = models.build("regionvit-tiny-224-s1")
+    graph = masks.build("regionvit-tiny-224-s1")
     ordered, _ = reorder.apply(graph, name)
     regional = np.flatnonzero(graph.row_degree[ordered.row_order] > 100)
     assert len(regional) == 64

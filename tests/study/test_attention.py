@@ -13,7 +13,7 @@ from helpers import plans
 from helpers.files import loaded, run_script
 from helpers.gpu import TRITON_DEVICE
 from helpers.rows import run_baselines, run_schedule, whole
-from tilewright import devices, graph, models, reference
+from tilewright import devices, graph, masks, reference
 from tilewright.attention import blocks, profile, schedule
 from tilewright.attention import plan as api
 from tilewright.attention.blocks import work
@@ -22,7 +22,7 @@ from tilewright.attention.cuda import executor as cuda_executor
 from tilewright.core.errors import ArtifactError, TilewrightError, UnknownNameError
 from tilewright.core.timing import Timing
 from tilewright.core.turns import TURNS
-from tilewright.models import dynamicvit
+from tilewright.masks import dynamicvit
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.baselines.sparse import sdpa_dense
 from tilewright_study.experiments import heatmap, orders
@@ -291,7 +291,7 @@ def test_the_plan_of_a_cell_is_that_of_the_library(monkeypatch):
     asked = {}
     monkeypatch.setattr(api, "plan", lambda pattern, **options: asked.update(options))
     chosen = heatmap.Settings([8], 100, "window", "greedy", ("64x64", "16x1"), 512, 0.01)
-    pattern = models.build("dynamicvit-s-64-p16")
+    pattern = masks.build("dynamicvit-s-64-p16")
     heatmap.make_plan(pattern, chosen, replace(HOW, dtype="bfloat16", seed=3))
     assert asked["tiles"] == ("16x1",) and (asked["reorder"], asked["solver"]) == ("window", "greedy")
     assert (asked["dtype"], asked["split_keys"], asked["seed"]) == (torch.bfloat16, 512, 3)

@@ -24,8 +24,8 @@ from tilewright.attention.cuda import executor as cuda_executor
 from tilewright.attention.cuda import tile_kernel as cuda_tile_kernel
 from tilewright.attention.cuda import tile_lists
 from tilewright.attention.cuda.tile_lists import Item
-from tilewright.models import deit, dynamicvit
-from tilewright.models import wan as video_pattern
+from tilewright.masks import deit, dynamicvit
+from tilewright.masks import wan as video_pattern
 from tilewright.networks import _layouts, _sites, wan
 from tilewright.networks.attentions import tilewright as scheduled
 from tilewright.networks.batching import ragged as packed_batching

@@ -18,7 +18,7 @@ from helpers.rows import whole
 from tilewright import networks
 from tilewright.core import images, timing
 from tilewright.core.errors import TilewrightError, UnknownNameError
-from tilewright.models import _gates, dynamicvit
+from tilewright.masks import _gates, dynamicvit
 from tilewright.networks import Plans, _sites
 from tilewright.torch_attention import flex
 from tilewright_study.baselines import sparse as sparse_baselines
@@ -441,6 +441,6 @@ def test_wrong_arguments_are_refused_and_write_nothing(tmp_path, case, chosen, m
 
 def test_every_family_has_names_for_its_networks():
     for name in networks.NAMES:
-        module = importlib.import_module(f"tilewright.models.{name}")
+        module = importlib.import_module(f"tilewright.masks.{name}")
         example = module.NETWORK_NAMING.rpartition("e.g. ")[2]
         assert networks.parse(example)[0] == name

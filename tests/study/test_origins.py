@@ -316,7 +316,7 @@ def test_where_a_study_lies_makes_nothing_stale(base, tmp_path):
         ("scenes/objects.csv", {"classifier", "train", "experiment", "path_pictures", "figure"}),
         ("study/report/style.css", {"report"}),
         ("tilewright_study/stages/graph.py", {"graph"}),
-        ("models/_published.py", {"graph"}),
+        ("masks/_published.py", {"graph"}),
     ],
 )
 def test_what_a_job_loads_is_its_code(folder, base, checkout, path, stale):

@@ -11,7 +11,7 @@ from helpers.rows import whole
 from helpers.threads import threads
 from tilewright import networks
 from tilewright.core.errors import ConfigError
-from tilewright.models import deit
+from tilewright.masks import deit
 from tilewright_study import experiments, figures, scenes
 from tilewright_study.experiments import pruned_accuracy
 from tilewright_study.experiments.pruned_accuracy import run

@@ -13,7 +13,7 @@ from helpers.threads import threads
 from tilewright import networks
 from tilewright.core import images
 from tilewright.core.errors import ConfigError, UnknownNameError
-from tilewright.models import deit
+from tilewright.masks import deit
 from tilewright.networks import _layouts, batching
 from tilewright.networks import deit as deit_network
 from tilewright.networks.batching import ragged as packed

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from helpers.files import run_script
-from tilewright import graph, models
-from tilewright.models import _published
+from tilewright import graph, masks
+from tilewright.masks import _published
 
 ROOT = Path(__file__).parents[2]
 # The artifact's README (github.com/KLab-AI3/ipdps-26_vit, commit 2f3a54be).
@@ -83,7 +83,7 @@ def test_a_published_model_name_is_a_workload(name, tmp_path):
     done = run(f"python workflow/scripts/gen_adj.py --model {name} --output A.npz", tmp_path)
     assert done.returncode == 0, done.stderr
     made = graph.load(tmp_path / "A.npz")
-    expected = models.build(_published.MODELS[name])
+    expected = masks.build(_published.MODELS[name])
     assert (made.meta["model"], made.shape, made.entries) == (_published.MODELS[name], expected.shape, expected.entries)
 
 

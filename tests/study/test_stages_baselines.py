@@ -8,7 +8,7 @@ import sys
 import pandas as pd
 import pytest
 
-from tilewright import graph, models
+from tilewright import graph, masks
 from tilewright.torch_attention import Ready
 from tilewright_study.baselines import sparse
 from tilewright_study.baselines.sparse import flex
@@ -22,7 +22,7 @@ SIZES = {"heads": None, "head_dim": None, "dtype": "bfloat16", "batch": 1, "seed
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory):
     """The files of a graph in its own order and in that of its windows."""
-    folder, natural = tmp_path_factory.mktemp("graphs"), models.build("vil-tiny-64-s1")
+    folder, natural = tmp_path_factory.mktemp("graphs"), masks.build("vil-tiny-64-s1")
     graph.save(folder / "natural.npz", natural)
     reorder.run("window", folder / "natural.npz", folder / "window.npz", [])
     return [folder / "natural.npz", folder / "window.npz"]

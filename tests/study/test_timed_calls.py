@@ -12,7 +12,7 @@ from helpers.rows import run_baselines, run_schedule, whole
 from helpers.threads import threads
 from tilewright import devices, networks
 from tilewright.core import provenance, timing
-from tilewright.models import deit, dynamicvit, wan
+from tilewright.masks import deit, dynamicvit, wan
 from tilewright.paths import calls, runner
 from tilewright.paths import table as look_up
 from tilewright_study import experiments, scenes

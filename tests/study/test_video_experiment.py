@@ -16,7 +16,7 @@ from helpers.rows import whole
 from tilewright import networks, slices
 from tilewright.core import weight_files
 from tilewright.core.errors import ConfigError
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright.networks import wan
 from tilewright_study import experiments, figures
 from tilewright_study.experiments import recall, video

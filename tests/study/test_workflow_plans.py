@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from helpers.checkout import JOB, ROOT, RUN, TINY, copied, dry_run, overlay, plan, run_loaded
-from tilewright import models
+from tilewright import masks
 from tilewright.packed import pruners
 from tilewright_study import config, experiments, figures, tables
 
@@ -220,8 +220,8 @@ def test_a_cluster_is_asked_for_memory_and_time_by_the_size_of_the_graph(tmp_pat
         stated = dict(re.findall(r"\b(m|mem_mb|runtime)=([\w-]+)", body))
         asked[stated.get("m")] = (int(stated["mem_mb"]), int(stated["runtime"])) if "m" in stated else None
     small, large, largest = (asked[name] for name in ("vil-tiny-224-s1", "vil-tiny-8192-s1", "dynamicvit-s-4096"))
-    assert small == (1500 + int(40 * models.size("vil-tiny-224-s1") / 1e6), 10)
-    assert small < large < largest == (1500 + int(40 * models.size("dynamicvit-s-4096") / 1e6), 74)
+    assert small == (1500 + int(40 * masks.size("vil-tiny-224-s1") / 1e6), 10)
+    assert small < large < largest == (1500 + int(40 * masks.size("dynamicvit-s-4096") / 1e6), 74)
 
 
 @pytest.mark.parametrize("line", DOCUMENTED)

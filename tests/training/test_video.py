@@ -15,7 +15,7 @@ from helpers.files import run_script
 from tilewright import networks
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright_study.training import states, video
 
 ROOT = Path(__file__).parents[2]

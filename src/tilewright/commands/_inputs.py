@@ -23,7 +23,7 @@ def pattern(text, grid=None):
 
     Raises `ArtifactError` for a file, `UnknownNameError` for a name and `ConfigError` for a grid.
     """
-    from tilewright import graph, models
+    from tilewright import graph, masks
     from tilewright.nn import patterns
 
     if Path(text).suffix in MASKS:
@@ -34,7 +34,7 @@ def pattern(text, grid=None):
         patterns.parse(text)
     except UnknownNameError as unknown:
         try:
-            found = models.build(text)
+            found = masks.build(text)
         except UnknownNameError as also:
             named, workloads = (str(each).partition("known: ")[2] for each in (unknown, also))
             raise UnknownNameError(

@@ -1,6 +1,6 @@
 """The networks themselves. Their attention, or a DeiT's batching, can be exchanged: same weights and logits.
 
-Contract of a member module (a family of networks, named as its family of graphs in `tilewright.models`):
+Contract of a member module (a family of networks, named as its family of graphs in `tilewright.masks`):
     ``Options``: a frozen `msgspec.Struct` (``forbid_unknown_fields``) of everything that decides the network, among it
         ``variant`` and ``image_size`` (pixels a side, or height and width).
     ``EXCHANGED``: the family of what can be exchanged, `attentions` or `batching`; its first member is the oracle.
@@ -21,7 +21,7 @@ Members of `VIDEO` take latents of a video, a time and a prompt instead of image
 ``EXCHANGED`` is `video_attentions`, ``Network(options, name, settings, order)`` is as `create_video` says, and the rest
 of the contract is the same.
 
-How names are read stands with the graphs of the family (``network_fields``, see `tilewright.models`). Importing this
+How names are read stands with the graphs of the family (``network_fields``, see `tilewright.masks`). Importing this
 package does not import torch.
 """
 
@@ -54,7 +54,7 @@ def parse_video(name, overrides=None):
 
 
 def _parsed(what, name, overrides, families):
-    members = {family: import_module(f"tilewright.models.{family}") for family in families}
+    members = {family: import_module(f"tilewright.masks.{family}") for family in families}
     for family, module in members.items():
         if (fields := module.network_fields(name)) is not None:
             return family, {**fields, **(overrides or {})}

@@ -1,8 +1,8 @@
-"""The gate `predictor` of DynamicViT, see `models._gates`: the network itself, with an official checkpoint."""
+"""The gate `predictor` of DynamicViT, see `masks._gates`: the network itself, with an official checkpoint."""
 
 from tilewright.core.errors import ConfigError
-from tilewright.models import dynamicvit
-from tilewright.models._gates import _checkpoint, pixels
+from tilewright.masks import dynamicvit
+from tilewright.masks._gates import _checkpoint, pixels
 
 # `networks.create` enters the family by its name.
 ENTERED = ("tilewright.networks.dynamicvit",)

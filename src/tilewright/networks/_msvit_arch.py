@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from tilewright.core.errors import ConfigError
-from tilewright.models.vision_longformer import GLOBALS, SPARSE_STAGES, STAGES
+from tilewright.masks.vision_longformer import GLOBALS, SPARSE_STAGES, STAGES
 
 # Blocks of each stage: the published configurations; heads, widths and globals are those of the graphs.
 BLOCKS = {

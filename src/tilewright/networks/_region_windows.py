@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.core import sides
-from tilewright.models import regionvit as pattern
+from tilewright.masks import regionvit as pattern
 from tilewright.networks import _sites
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tilewright.core.errors import ConfigError
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright.networks import wan
 from tilewright.networks.video_attentions import Video
 from tilewright.slices import parallel

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from tilewright.models import vision_longformer
+from tilewright.masks import vision_longformer
 
 # Scores that are held at a time, of some rows of chunks.
 SCORES = 1 << 25
@@ -29,7 +29,7 @@ def by_offset(table, keys):
 class Windows:
     """Tokens of a sparse stage, `n_global` ones and a grid of ``(rows, columns)``, and the window of each.
 
-    radius: the published f, side of a chunk. mode: ``chunk``, ``exact`` or ``cyclic``, see `models.vision_longformer`.
+    radius: the published f, side of a chunk. mode: ``chunk``, ``exact`` or ``cyclic``, see `masks.vision_longformer`.
     """
 
     grid: tuple[int, int]
@@ -71,7 +71,7 @@ class Windows:
         return vision_longformer.pattern(self.grid, self.n_global, self.radius, self.mode, padding=self.padding)
 
     def bias_index(self, rows, cols):
-        """Slots of (query, key) pairs in a head's bias, as `models.vision_longformer.bias_index` lays it out."""
+        """Slots of (query, key) pairs in a head's bias, as `masks.vision_longformer.bias_index` lays it out."""
         chunk = self.radius if self.mode == "cyclic" else None
         return vision_longformer.bias_index_at(
             torch.where, self.whole, self.n_global, 2 * self.radius, chunk, rows, cols

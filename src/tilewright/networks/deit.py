@@ -16,7 +16,7 @@ from torch import nn
 
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.registry import member
-from tilewright.models import deit as pattern
+from tilewright.masks import deit as pattern
 from tilewright.networks import _precision, _sites, _vit
 from tilewright.networks import batching as batchings
 from tilewright.networks._layouts import Rectangle

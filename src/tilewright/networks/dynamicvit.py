@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright.core.errors import ConfigError
-from tilewright.models import dynamicvit as pattern
+from tilewright.masks import dynamicvit as pattern
 from tilewright.networks import _precision, _pruned, _sites, _vit, attentions
 from tilewright.packed import pack
 from tilewright.packed.pruners._predictor import Predictor

@@ -6,8 +6,8 @@ the published one's weights are made once, and are left out, too.
 
 from typing import NamedTuple
 
-from tilewright.models import segformer as segformer_sizes
-from tilewright.models import swin as swin_sizes
+from tilewright.masks import segformer as segformer_sizes
+from tilewright.masks import swin as swin_sizes
 from tilewright.networks.path import scaled
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright.core.errors import ConfigError
-from tilewright.models import regionvit as pattern
+from tilewright.masks import regionvit as pattern
 from tilewright.networks import _parameters, _precision, _sites, _vit, attentions
 from tilewright.networks._region_windows import Windows
 

@@ -1,4 +1,4 @@
-"""SegFormer: images to maps of logits, a quarter as many along each side (source: `tilewright.models.segformer`).
+"""SegFormer: images to maps of logits, a quarter as many along each side (source: `tilewright.masks.segformer`).
 
 Parameters have the official names. The decoder runs as published or folded: its linear layers, the 1 x 1 convolution
 behind them and the batch norm act on channels, the upsampling between them on space, with weights that sum to one. They
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright.core.errors import ConfigError, Unavailable
-from tilewright.models import segformer as pattern
+from tilewright.masks import segformer as pattern
 from tilewright.networks import _maps, _parameters, _precision, attentions
 from tilewright.networks.layers import segformer as layers
 from tilewright.networks.path import DECODERS, LEVELS, Path, checked, parse, scaled

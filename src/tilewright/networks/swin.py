@@ -1,4 +1,4 @@
-"""Swin with UPerNet: images to maps of logits, a quarter as many along each side (sources: `tilewright.models.swin`).
+"""Swin with UPerNet: images to maps of logits, a quarter as many along each side (sources: `tilewright.masks.swin`).
 
 Parameters have the names of the official code for segmentation. Windows and shifted windows are two `Site`s a stage.
 """
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright.graph import from_distinct_rows
-from tilewright.models import swin as pattern
+from tilewright.masks import swin as pattern
 from tilewright.networks import _maps, _parameters, _precision, _sites, _vit, attentions
 from tilewright.networks.layers import swin as layers
 from tilewright.networks.path import Path, checked, parse

@@ -1,6 +1,6 @@
 """Wan2.1-T2V whole: latents of a noisy video, a time and a prompt to the velocity of rectified flow.
 
-Sizes, names and source: `tilewright.models.wan`. Parameters have the official names. How the tokens of a video attend
+Sizes, names and source: `tilewright.masks.wan`. Parameters have the official names. How the tokens of a video attend
 to each other can be exchanged (`tilewright.networks.video_attentions`), and the order in which they stand.
 """
 
@@ -18,7 +18,7 @@ from torch import nn
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.precision import in_float32
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright.networks import _flow, _sites, video_attentions
 from tilewright.networks.video_attentions import Call, Video
 from tilewright.slices import orders

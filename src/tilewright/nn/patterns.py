@@ -1,6 +1,6 @@
 """Ready patterns by name, for a grid of tokens of any shape: ``window-7-g1`` on 64 x 64 tokens behind a class token.
 
-A workload of `tilewright.models` states its sizes in its name. These names leave them to the model that the pattern is
+A workload of `tilewright.masks` states its sizes in its name. These names leave them to the model that the pattern is
 for, and are made by the same functions. Tokens: the special ones first (class, registers), then the grid, row by row.
 ``-g<n>`` says that the first n tokens are special: they see all and are seen by all.
 """
@@ -14,7 +14,7 @@ from tilewright.attention import patterns
 from tilewright.core import arguments
 from tilewright.core.errors import ConfigError, PatternError, TilewrightError, UnknownNameError
 from tilewright.graph import Graph
-from tilewright.models import _ready, axial, swin, vision_longformer
+from tilewright.masks import _ready, axial, swin, vision_longformer
 
 FULL = "full"
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 from tilewright.core.errors import ConfigError
-from tilewright.models import segformer as sizes
+from tilewright.masks import segformer as sizes
 from tilewright.networks import layers
 from tilewright.networks.path import parse, scaled
 from tilewright_study.accelerators import Shape

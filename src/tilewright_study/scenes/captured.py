@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilewright import devices
 from tilewright.core.errors import ConfigError
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright.networks import _flow
 from tilewright_study.scenes import clips
 

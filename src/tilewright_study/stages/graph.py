@@ -1,10 +1,10 @@
 """Stage T1 on files: a workload's name in, its graph out."""
 
 from tilewright import graph as graph_file
-from tilewright import models
+from tilewright import masks
 from tilewright.core import images, provenance
 from tilewright.core.errors import ConfigError
-from tilewright.models import _published
+from tilewright.masks import _published
 from tilewright_study.cli import settings
 
 
@@ -20,8 +20,8 @@ def run(model, output, stated, known=False):
     if output is None:
         raise ConfigError("--output: expected the graph file to write, found none")
     model, overrides = _published.workload(model), settings(stated)
-    module, params = models.parse(model, overrides)
-    graph = models.build(model, overrides)
+    module, params = masks.parse(model, overrides)
+    graph = masks.build(model, overrides)
     made_by = {
         "stage": "graph",
         "parameters": graph.meta["params"],
@@ -38,7 +38,7 @@ def run(model, output, stated, known=False):
 
 
 def _list():
-    print("workloads:", *(module.NAMING for module in models.members()), sep="\n  ")
+    print("workloads:", *(module.NAMING for module in masks.members()), sep="\n  ")
     print("names of the published artifact:")
     for name, workload in _published.MODELS.items():
         print(f"  {name}: {workload}")

@@ -33,7 +33,7 @@ def run(case, output, device, seed, stated):
     import torch
 
     from tilewright import networks
-    from tilewright.models import wan as pattern
+    from tilewright.masks import wan as pattern
     from tilewright.networks import wan
     from tilewright_study.experiments.video import run as _video
     from tilewright_study.measure import weights as _weights

@@ -29,7 +29,7 @@ from torch.func import functional_call
 from tilewright import devices
 from tilewright.core import _internals, artifacts, checkpoints
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.models import segformer as pattern
+from tilewright.masks import segformer as pattern
 from tilewright.networks import _maps, segformer
 from tilewright.networks.path import scaled
 from tilewright.paths import statistics

@@ -20,7 +20,7 @@ import torch
 from tilewright import devices
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright.networks import _flow
 from tilewright_study.training import _attention, states
 

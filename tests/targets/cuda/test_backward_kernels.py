@@ -16,7 +16,7 @@ from helpers import extremes, plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.gpu import cases
 from helpers.hopper import compiled
-from tilewright import models, reference
+from tilewright import masks, reference
 from tilewright.attention import reorder
 from tilewright.attention.blocks import tiles
 from tilewright.attention.cuda import (
@@ -106,7 +106,7 @@ def test_rows_and_columns_of_many_keys_are_split(n_global, head_dim, monkeypatch
 
 
 def test_global_tokens_have_small_tiles_and_few_full_steps_masks():
-    ordered, _ = reorder.apply(models.build("vil-tiny-224-s1-exact"), "window")
+    ordered, _ = reorder.apply(masks.build("vil-tiny-224-s1-exact"), "window")
     small, large = sorted(backward.backward_lists.build(ordered, lambda tile: 64), key=lambda each: each[0].rows)
     assert (small[0].rows, set(small[1].items[:, tile_lists.Item.ROWS])) == (16, {1}) and small[1].full
     assert (large[0].rows, large[1].full, large[1].rank) == (64, False, 16)

@@ -14,7 +14,8 @@ import tilewright as tw
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
 from tilewright import __main__ as command
-from tilewright import devices, graph, models
+from tilewright import devices, graph
+from tilewright import masks as models
 from tilewright.attention import backends, blocks, measure, reorder
 from tilewright.attention.blocks import tiles, work
 from tilewright.attention.cuda import calibration, config, cost_model, forms, probe, tile_lists

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.gpu import cases
-from tilewright import graph, models, reference
+from tilewright import graph, masks, reference
 from tilewright.attention import blocks, reorder
 from tilewright.attention.blocks import tiles, work
 from tilewright.attention.cuda import config, mask_factors, tile_lists
@@ -156,7 +156,7 @@ def test_scales_beyond_what_float32_tells_apart_are_refused(scale):
 
 
 def test_windows_become_factors():
-    ordered, _ = reorder.apply(models.build("vil-tiny-96-s1-exact"), "window")
+    ordered, _ = reorder.apply(masks.build("vil-tiny-96-s1-exact"), "window")
     cover = blocks.extract(ordered, tiles.parse("64x1"))
     items = work.items(cover, None)
     assert tile_lists.build(cover, items.block, items.run_lo, items.run_hi, 64).rank == 16

@@ -13,7 +13,7 @@ from helpers import plans
 from helpers.gpu import HOPPER, needs_hopper
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.hopper import compiled
-from tilewright import models, reference
+from tilewright import masks, reference
 from tilewright.attention import reorder
 from tilewright.attention.blocks import tiles
 from tilewright.attention.cuda import config, tile_lists, tile_warp_kernel
@@ -85,7 +85,7 @@ FORMS = [(rows, d, form) for rows in (64, 128) for d in (32, 64, 128) for form i
 def test_every_form(rows, head_dim, form, dtype):
     sizes = {"head_dim": head_dim, "dtype": dtype}
     rng = np.random.default_rng(0)
-    windows = reorder.apply(models.build("vil-tiny-96-s1-exact"), "window")[0].to_dense()
+    windows = reorder.apply(masks.build("vil-tiny-96-s1-exact"), "window")[0].to_dense()
     call = check(windows, rows, form, **sizes, split_keys=128)
     assert {launch.lists.rank for launch in call.launches} == {tile_lists.BYTES}
     assert call.launches[0].lists.groups > 0

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from tilewright.core.errors import ConfigError
-from tilewright.models import window3d
+from tilewright.masks import window3d
 from tilewright.networks import _sites
 
 Size = Annotated[int, msgspec.Meta(ge=1)]

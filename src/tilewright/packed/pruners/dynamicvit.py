@@ -10,7 +10,7 @@ import msgspec
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.models.dynamicvit import VARIANTS, kept_of
+from tilewright.masks.dynamicvit import VARIANTS, kept_of
 from tilewright.packed.pruners import Choice, Settings, _scores
 from tilewright.packed.pruners._predictor import Predictor
 

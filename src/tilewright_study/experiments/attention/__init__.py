@@ -6,7 +6,7 @@ and `tilewright_study.stages.baselines`.
 
 from typing import Literal
 
-from tilewright import devices, models
+from tilewright import devices, masks
 from tilewright.attention import reorder
 from tilewright.attention.schedule.record import TUNED
 from tilewright.attention.schedule.search import PUBLISHED, entered
@@ -176,6 +176,6 @@ def modules(row, device):
 def _family(model):
     """The module of a workload's family; none for a name of the user's own."""
     try:
-        return [models.parse(model)[0].__name__]
+        return [masks.parse(model)[0].__name__]
     except (UnknownNameError, ConfigError):
         return []

@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from tilewright import devices, models
+from tilewright import devices, masks
 from tilewright.attention import backends, reorder
 from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.attention.schedule.search import entered
 from tilewright.core import progress
 from tilewright.core.errors import ConfigError, PatternError
-from tilewright.models import dynamicvit
+from tilewright.masks import dynamicvit
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import lock
@@ -117,7 +117,7 @@ def modules(row, device):
     return [
         "tilewright_study.experiments.attention.run",
         # Of any size: the gate is among them.
-        *models.modules("dynamicvit-s-224"),
+        *masks.modules("dynamicvit-s-224"),
         f"tilewright.attention.reorder.{row['reorder']}",
         *entered(row["solver"]),
         *(f"tilewright_study.baselines.sparse.{name}" for name in sparse_baselines.DENSE),
@@ -127,7 +127,7 @@ def modules(row, device):
 
 def size(case, settings):
     """Numbers that a case holds: a token attends to at most a quarter of all on average, and graphs with too many
-    entries are refused, see `models.dynamicvit`."""
+    entries are refused, see `masks.dynamicvit`."""
     return min(settings.max_tokens**2 // 4, dynamicvit.MAX_ENTRIES)
 
 
@@ -157,7 +157,7 @@ def cell(name, settings, how):
     effort = how.effort(settings.max_seconds)
     # Of 65,537 tokens it takes long, on the host alone.
     with lock.untimed():
-        plan = make_plan(models.build(name), settings, how)
+        plan = make_plan(masks.build(name), settings, how)
     tokens = _attention.Tokens(plan.graph, device=how.device, dtype=how.dtype, seed=how.seed)
     ours, _ = _attention.run_schedule(plan.schedule, plan.blocks, tokens, effort)
     rows = _attention.run_baselines(sparse_baselines.DENSE, tokens, effort, max_dense_tokens=settings.max_tokens)

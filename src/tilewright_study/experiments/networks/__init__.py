@@ -148,7 +148,7 @@ def modules(row, device):
         stated = {name: row[name] for name in ("reorder", "solver") if row.get(name)}
         entered += Plans(**stated).entered
         entered += devices.modules(device, *backends.PLANNING)
-    return [f"tilewright.models.{family}", f"tilewright.networks.{family}", *entered]
+    return [f"tilewright.masks.{family}", f"tilewright.networks.{family}", *entered]
 
 
 def size(case, settings):

@@ -19,7 +19,7 @@ from tilewright.attention.profile import DTYPES
 from tilewright.core import _internals, images, registry, timing
 from tilewright.core.errors import ConfigError
 from tilewright.core.turns import time_in_turns
-from tilewright.models import _gates
+from tilewright.masks import _gates
 from tilewright.networks import _sites, attentions, batching
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines

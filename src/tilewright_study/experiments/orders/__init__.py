@@ -3,7 +3,7 @@
 import resource
 from typing import Literal
 
-from tilewright import devices, models
+from tilewright import devices, masks
 from tilewright.attention import reorder
 from tilewright.core import progress
 from tilewright.core.errors import ConfigError, UnknownNameError
@@ -31,7 +31,7 @@ class Section(sections.Section, frozen=True):
     def check(self, config):
         """Raise `ConfigError` for unknown workloads."""
         for name in self.workloads:
-            sections.at("order_times.workloads", models.parse, name)
+            sections.at("order_times.workloads", masks.parse, name)
 
 
 class Settings(sections.Section, frozen=True):
@@ -84,7 +84,7 @@ def modules(row, device):
 
 def size(case, settings):
     """Numbers that a case holds: those of its largest graph."""
-    return max(map(models.size, settings.workloads), default=0)
+    return max(map(masks.size, settings.workloads), default=0)
 
 
 def run(case, settings, how):
@@ -92,9 +92,9 @@ def run(case, settings, how):
     facts = rows.machine(devices.describe("cpu"))
     # What is compiled or loaded once is no part of an order's time.
     for order in settings.orders if settings.workloads else ():
-        reorder.apply(models.build(settings.workloads[0]), order)
+        reorder.apply(masks.build(settings.workloads[0]), order)
     for name in progress.with_progress(settings.workloads, "order times"):
-        pattern = models.build(name)
+        pattern = masks.build(name)
         for order in settings.orders:
             _, info = reorder.apply(pattern, order)
             yield {
@@ -120,6 +120,6 @@ def remark(row):
 def _family(model):
     """The modules that make a workload's graph; none for a name of the user's own."""
     try:
-        return models.modules(model)
+        return masks.modules(model)
     except (UnknownNameError, ConfigError):
         return []

@@ -25,7 +25,7 @@ from tilewright import devices, networks, reference
 from tilewright.attention.profile import DTYPES
 from tilewright.core import images, registry, timing
 from tilewright.core.errors import ConfigError
-from tilewright.models import _gates
+from tilewright.masks import _gates
 from tilewright.networks import batching
 from tilewright.networks._captured import Captured
 from tilewright.networks.batching import MODES, UNPRUNED, ragged

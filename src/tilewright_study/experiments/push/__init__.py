@@ -132,10 +132,10 @@ def split(name):
 
 def check_workload(config, name):
     """Raise `ConfigError` for a workload that is not known or has no windows that push memories stream."""
-    from tilewright import models
+    from tilewright import masks
 
     known = ("vision_longformer", "regionvit")
-    family, _ = sections.at("push.attention", models.parse, name, config.models.get(name))
+    family, _ = sections.at("push.attention", masks.parse, name, config.models.get(name))
     if family.__name__.rpartition(".")[2] not in known:
         raise ConfigError(f"push.attention: expected a workload with windows, of {' or '.join(known)}, found {name!r}")
 

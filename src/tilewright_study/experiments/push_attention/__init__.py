@@ -79,28 +79,28 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on."""
-    from tilewright import models
+    from tilewright import masks
 
-    return [*models.modules(row["model"], None), "tilewright.pushmem.attention", "tilewright.pushmem.memories.pub",
+    return [*masks.modules(row["model"], None), "tilewright.pushmem.attention", "tilewright.pushmem.memories.pub",
             "tilewright.pushmem.memories._rtl", "tilewright.reference"]  # fmt: skip
 
 
 def size(case, settings):
     """Numbers that a case holds: the pattern, dense."""
-    from tilewright import models
+    from tilewright import masks
 
-    return models.size(case, settings.params)
+    return masks.size(case, settings.params)
 
 
 def run(case, settings, how):
     """Yield the row of a case. Raises `TilewrightError`."""
     import numpy as np
 
-    from tilewright import devices, models
+    from tilewright import devices, masks
     from tilewright.pushmem import attention
 
     known = {"model": case, "time": rows.now(), **rows.machine(devices.describe("cpu"))}
-    graph = models.build(case, settings.params)
+    graph = masks.build(case, settings.params)
     make = attention.longformer if graph.meta["family"] == "vision_longformer" else attention.regionvit
     try:
         layer = make(graph.meta)

@@ -71,27 +71,27 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on."""
-    from tilewright import models
+    from tilewright import masks
 
     order = f"tilewright.attention.reorder.{row['reorder']}"
-    return [*models.modules(row["model"], None), order, "tilewright.attention.blocks", "tilewright.pushmem.pieces"]
+    return [*masks.modules(row["model"], None), order, "tilewright.attention.blocks", "tilewright.pushmem.pieces"]
 
 
 def size(case, settings):
     """Numbers that a case holds: the pattern, dense."""
-    from tilewright import models
+    from tilewright import masks
 
-    return models.size(case, settings.params)
+    return masks.size(case, settings.params)
 
 
 def run(case, settings, how):
     """Yield a row for each order and tile. Raises `TilewrightError`."""
-    from tilewright import devices, models
+    from tilewright import devices, masks
     from tilewright.attention import blocks, reorder
     from tilewright.pushmem import pieces
 
     facts = rows.machine(devices.describe("cpu"))
-    pattern = models.build(case, settings.params)
+    pattern = masks.build(case, settings.params)
     for order in settings.orders:
         known = {"model": case, "reorder": order, "tokens": pattern.n_rows, **facts}
         try:

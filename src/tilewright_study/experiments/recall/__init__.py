@@ -5,7 +5,7 @@ from typing import Literal
 
 from tilewright import networks
 from tilewright.core.errors import ConfigError
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright_study import sections
 from tilewright_study.experiments import slices
 from tilewright_study.experiments.slices import ORDERS, Predictors, sizes

@@ -6,7 +6,7 @@ from typing import Literal
 from tilewright import devices, networks
 from tilewright.attention import backends
 from tilewright.core.errors import ConfigError
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright.networks import video_attentions
 from tilewright_study import sections
 from tilewright_study.experiments.slices import ORDERS

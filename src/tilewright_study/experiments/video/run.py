@@ -12,7 +12,7 @@ import torch
 from tilewright import devices, networks, reference, slices
 from tilewright.core import timing
 from tilewright.core.errors import TilewrightError, Unavailable
-from tilewright.models import wan as pattern
+from tilewright.masks import wan as pattern
 from tilewright.networks import _flow, wan
 from tilewright_study.experiments.video import CHOOSING, check_attention
 from tilewright_study.measure import weights as _weights

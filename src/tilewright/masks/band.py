@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.models import _ready
+from tilewright.masks import _ready
 
 NAMING = "band-<tokens>-w<window>-g<globals>, e.g. band-4096-w64-g16"
 

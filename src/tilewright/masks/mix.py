@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.models import _ready, band
+from tilewright.masks import _ready, band
 
 NAMING = "mix-<tokens>-w<window>-k<kept>-r<random>-g<globals>, e.g. mix-4096-w64-k512-r48-g16"
 

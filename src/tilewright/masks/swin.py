@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
-from tilewright.models import _ready
+from tilewright.masks import _ready
 
 NAMING = "swin-<side>-w<window>[-shift], e.g. swin-56-w7-shift"
 NETWORK_NAMING = "swin-<tiny|small|base>-<size or height x width>, e.g. swin-tiny-512"

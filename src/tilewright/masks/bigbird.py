@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.models import _ready
+from tilewright.masks import _ready
 
 NAMING = "bigbird-<tokens>-b<block>-w<window>-r<random>-g<globals>, e.g. bigbird-4096-b64-w3-r3-g2"
 

@@ -1,7 +1,7 @@
 """Gates: which patches of a photograph DynamicViT keeps (part of stage T1).
 
 Contract of a module of `MODULES`: ``kept(params) -> int64 array``: ids of the ``params.kept`` patches that stay after
-``params.prune`` prunings, in any order. params: `tilewright.models.dynamicvit.Params`. A gate is entered by its name
+``params.prune`` prunings, in any order. params: `tilewright.masks.dynamicvit.Params`. A gate is entered by its name
 alone, so that the graphs of one do not change with the code of the others.
 """
 

@@ -7,7 +7,7 @@ patches: then the norm is the contrast of the normalised pixels, whatever the is
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.models._gates import _checkpoint, pixels
+from tilewright.masks._gates import _checkpoint, pixels
 
 
 def kept(params):

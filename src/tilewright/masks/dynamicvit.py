@@ -17,7 +17,7 @@ import numpy as np
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.graph import Graph
-from tilewright.models import _gates
+from tilewright.masks import _gates
 
 NAMING = "dynamicvit-<variant>-<resolution>[-p<patch>][-b<1|2|3>], e.g. dynamicvit-s-224-b3"
 NETWORK_NAMING = "dynamicvit-<variant>-<size>[-p<patch>], e.g. dynamicvit-s-224"

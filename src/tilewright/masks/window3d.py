@@ -9,7 +9,7 @@ import re
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.models import _ready
+from tilewright.masks import _ready
 
 NAMING = "window3d-<frames>x<height>x<width>-w<frames>x<height>x<width>, e.g. window3d-8x16x16-w3x7x7"
 

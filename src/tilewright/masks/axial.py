@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from tilewright.models import _ready
+from tilewright.masks import _ready
 
 NAMING = "axial-<height>x<width>, e.g. axial-64x64"
 

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from tilewright.models import _ready, band
+from tilewright.masks import _ready, band
 
 NAMING = "dilated-<tokens>-w<window>-d<gap>-g<globals>, e.g. dilated-4096-w64-d4-g1"
 

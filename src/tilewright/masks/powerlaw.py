@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.models import _ready, band
+from tilewright.masks import _ready, band
 
 NAMING = "powerlaw-<tokens>-d<degree>-e<exponent>, e.g. powerlaw-4096-d32-e2.5"
 

@@ -1,7 +1,7 @@
 """The windows of a stage of a Swin network with UPerNet, plain or shifted, with the bias of its attention.
 
 Tokens are those of the stage's grid, padded to whole windows: the code for segmentation pads them behind the norm, so
-that padding is seen (sources: `tilewright.models.swin`, which has windows over any grid).
+that padding is seen (sources: `tilewright.masks.swin`, which has windows over any grid).
 """
 
 import re
@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.graph import from_distinct_rows
-from tilewright.models import swin
+from tilewright.masks import swin
 
 NAMING = "swin-<tiny|small|base>-<size or height x width>-s<stage>[-shifted], e.g. swin-tiny-512-s1"
 
