@@ -21,7 +21,7 @@ if not Path(tilewright.__file__).resolve().is_relative_to(Path(ROOT, "src").reso
         f"its code would decide what is stale; PYTHONPATH={shlex.quote(ROOT)}/src snakemake … takes this one"
     )
 
-from tilewright import devices, masks as models
+from tilewright import devices, masks
 from tilewright_study.scenes import backends
 from tilewright_study import training
 from tilewright_study.baselines import sparse
@@ -74,7 +74,7 @@ TIMED_THREADS = f"OMP_NUM_THREADS={THREADS} MKL_NUM_THREADS={THREADS}"
 # Experiments that the rule `experiment` runs on this device, those that time the host's processors, and those that time nothing.
 UNTIMED, ON_HOST, ON_DEVICE = experiments.by_place()
 
-# What a job asks of a cluster. Bytes and microseconds for each number of its graph (`models.size`): 30 bytes and 0.3 to 2 us were
+# What a job asks of a cluster. Bytes and microseconds for each number of its graph (`masks.size`): 30 bytes and 0.3 to 2 us were
 # measured for T1 and T2 up to 4.7e8 numbers, see docs/slurm.md. Megabytes and minutes come on top: Python, its libraries,
 # the Snakemake that a cluster's job starts, and for timed jobs CUDA.
 BYTES, MICROSECONDS = 40, 4
@@ -109,12 +109,12 @@ here = ORIGINS.here
 
 def family(workload):
     """Family module and parameters of a workload."""
-    return models.parse(workload, CONFIG.models.get(workload))
+    return masks.parse(workload, CONFIG.models.get(workload))
 
 
 def graph_modules(wildcards):
     """Modules entered: all that makes the graph of a workload."""
-    return models.modules(wildcards.m, CONFIG.models.get(wildcards.m))
+    return masks.modules(wildcards.m, CONFIG.models.get(wildcards.m))
 
 
 def case_modules(wildcards):
@@ -168,7 +168,7 @@ def stated(definitions, wildcard, sources=lambda wildcards: []):
 @cache
 def numbers(workload):
     """How many numbers the graph of a workload holds."""
-    return models.size(workload, CONFIG.models.get(workload))
+    return masks.size(workload, CONFIG.models.get(workload))
 
 
 def of_graph(wildcards):

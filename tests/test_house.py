@@ -15,7 +15,7 @@ FLOORS = (
     ("graph", "milp"),
     ("reference",),
     ("devices",),
-    ("models",),
+    ("masks",),
     ("torch_attention",),
     ("attention",),
     ("packed",),

@@ -257,13 +257,17 @@ def checkout(tmp_path):
     return copied(tmp_path / "it's a $HOME {checkout}")
 
 
-# A member of each family that a workflow knows; what is added is a copy of it.
+# A member of each family that a workflow knows, by its folder below src/; what is added is a copy of it.
 FAMILIES = {
-    "models": "band", "reorder": "rcm", "schedule/solvers": "highs", "baselines/sparse": "sdpa_mask",
-    "baselines/packed": "nested", "predictors": "column", "pruners": "evit", "networks/attentions": "dense",
-    "networks/batching": "padded", "networks/video_attentions": "window", "pushmem/apps": "gaussian",
-    "pushmem/examples": "strided", "pushmem/memories": "dp", "study/tables": "fill", "study/figures": "fill",
+    "tilewright/masks": "band", "tilewright/attention/reorder": "rcm", "tilewright/milp": "highs",
+    "tilewright/slices/predictors": "column", "tilewright/packed/pruners": "evit",
+    "tilewright/networks/attentions": "dense", "tilewright/networks/batching": "padded",
+    "tilewright/networks/video_attentions": "window", "tilewright/pushmem/apps": "gaussian",
+    "tilewright/pushmem/examples": "strided", "tilewright/pushmem/memories": "dp",
+    "tilewright_study/baselines/sparse": "sdpa_mask", "tilewright_study/baselines/packed": "nested",
 }  # fmt: skip
+# Those of an experiment, whose names say what they are.
+SHOWN = {"TABLES": "table", "FIGURES": "figure"}
 NEEDS = ("def needs(", "def needs(config):\n    return []\n\n\ndef _needs(")
 
 
@@ -277,12 +281,16 @@ def with_member(text, name):
 
 
 def test_a_new_member_repeats_nothing(folder, base, checkout):
-    package = checkout / "src/tilewright"
     for family, member in FAMILIES.items():
-        text = (package / family / f"{member}.py").read_text()
-        (package / family / "extra.py").write_text(text.replace(*NEEDS) if family.startswith("study") else text)
-        registry = package / family / "__init__.py"
-        registry.write_text(with_member(registry.read_text(), "_NAMES" if family == "study/figures" else "NAMES"))
+        place = checkout / "src" / family
+        shutil.copy(place / f"{member}.py", place / "extra.py")
+        registry = place / "__init__.py"
+        registry.write_text(with_member(registry.read_text(), "NAMES"))
+    place = checkout / "src/tilewright_study/experiments/attention"
+    for names, kind in SHOWN.items():
+        text = (place / f"{kind}_fill.py").read_text()
+        (place / f"{kind}_extra.py").write_text(text.replace(*NEEDS))
+        (place / "__init__.py").write_text(with_member((place / "__init__.py").read_text(), names))
     # By itself an order is chosen from all that there are.
     assert {by_output(base)[name]["wildcards"]["experiment"] for name in repeated(folder, base, checkout)} <= {"worth"}
 

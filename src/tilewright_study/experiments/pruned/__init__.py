@@ -162,7 +162,7 @@ def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
     family, _ = networks.parse(row["network"])
     return [
-        *(f"tilewright.{where}.{family}" for where in ("models", "networks")),
+        *(f"tilewright.{where}.{family}" for where in ("masks", "networks")),
         *(f"tilewright.networks.batching.{name}" for name in ("padded", row["batching"]) if name != UNPRUNED),
         f"tilewright.packed.pruners.{row['pruner']}",
         *(["tilewright.packed.pruners.none"] if row["batching"] == UNPRUNED else []),

@@ -183,7 +183,7 @@ def modules(row, device):
 def modules_of_training(network, device):
     """Dotted names of the modules by which a network is trained, and DynamicViT's predictor for it."""
     family, _ = networks.parse(network)
-    own = (f"models.{family}", f"networks.{family}", "networks.batching.padded")
+    own = (f"masks.{family}", f"networks.{family}", "networks.batching.padded")
     return [
         *(f"tilewright.{name}" for name in (*own, "packed.pruners.none", "packed.pruners.dynamicvit")),
         "tilewright_study.scenes.sources.crops",
