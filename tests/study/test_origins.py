@@ -267,7 +267,7 @@ FAMILIES = {
     "tilewright_study/baselines/sparse": "sdpa_mask", "tilewright_study/baselines/packed": "nested",
 }  # fmt: skip
 # Those of an experiment, whose names say what they are.
-SHOWN = {"TABLES": "table", "FIGURES": "figure"}
+OF_EXPERIMENTS = {"TABLES": "table", "FIGURES": "figure"}
 NEEDS = ("def needs(", "def needs(config):\n    return []\n\n\ndef _needs(")
 
 
@@ -287,7 +287,7 @@ def test_a_new_member_repeats_nothing(folder, base, checkout):
         registry = place / "__init__.py"
         registry.write_text(with_member(registry.read_text(), "NAMES"))
     place = checkout / "src/tilewright_study/experiments/attention"
-    for names, kind in SHOWN.items():
+    for names, kind in OF_EXPERIMENTS.items():
         text = (place / f"{kind}_fill.py").read_text()
         (place / f"{kind}_extra.py").write_text(text.replace(*NEEDS))
         (place / "__init__.py").write_text(with_member((place / "__init__.py").read_text(), names))
@@ -320,15 +320,15 @@ def test_where_a_study_lies_makes_nothing_stale(base, tmp_path):
 @pytest.mark.parametrize(
     ("path", "stale"),
     [
-        ("accelerators/technology.yaml", {"experiment_untimed"}),
-        ("scenes/objects.csv", {"classifier", "train", "experiment", "path_pictures", "figure"}),
-        ("study/report/style.css", {"report"}),
+        ("tilewright_study/accelerators/technology.yaml", {"experiment_untimed"}),
+        ("tilewright_study/scenes/objects.csv", {"classifier", "train", "experiment", "path_pictures", "figure"}),
+        ("tilewright_study/report/style.css", {"report"}),
         ("tilewright_study/stages/graph.py", {"graph"}),
-        ("masks/_published.py", {"graph"}),
+        ("tilewright/masks/_published.py", {"graph"}),
     ],
 )
 def test_what_a_job_loads_is_its_code(folder, base, checkout, path, stale):
-    with appended(checkout / "src/tilewright" / path, "\n\nCHANGED = 1\n"):
+    with appended(checkout / "src" / path, "\n\nCHANGED = 1\n"):
         (jobs,) = described(folder, "all", TRAINED, source=checkout)
     assert rules(base, differing(base, jobs, own)) >= stale
 
