@@ -1,64 +1,125 @@
-"""Which rooms of the package may import which others."""
+"""What may import what: operators stand side by side on devices, the study outside of the wheel."""
 
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import tilewright
 
-ROOT = Path(tilewright.__file__).parent
+SOURCES = Path(tilewright.__file__).parents[1]
+# From the ground up: a part imports those before it, and of its own floor itself alone.
+FLOORS = (
+    ("core",),
+    ("graph", "milp"),
+    ("reference",),
+    ("devices",),
+    ("masks",),
+    ("torch_attention",),
+    ("attention",),
+    ("packed",),
+    ("slices",),
+    ("networks",),
+    ("nn",),
+    ("integrations",),
+    ("paths",),
+    ("pushmem",),
+    ("commands",),
+)
+FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
+# Arrows that go up, and why.
+UPWARD = {}
 
 
-def imports(path):
-    """Dotted names that a file of the package imports, anywhere in its text."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
+@cache
+def module_of(path):
+    parts = path.relative_to(SOURCES).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = {module_of(path): path for path in sorted(SOURCES.glob("tilewright*/**/*.py"))}
+
+
+@cache
+def imports(module):
+    """Modules that a module imports anywhere in its text; a package for what its ``__init__`` holds."""
+    found = set()
+    for node in ast.walk(ast.parse(PATHS[module].read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: expected absolute imports"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in PATHS else node.module)
+    return frozenset((found & PATHS.keys()) - {module})
 
 
-def rooms(path):
-    """The rooms, or loose modules, of the package that a file imports."""
-    names = (name.split(".") for name in imports(path))
-    return {parts[1] for parts in names if parts[0] == "tilewright" and len(parts) > 1}
+def part_of(module):
+    """``tilewright.slices.layout`` is of the part ``slices``."""
+    return module.split(".")[1] if "." in module else ""
 
 
-def files(room):
-    found = list((ROOT / room).rglob("*.py"))
-    assert found, room
-    return found
+def test_the_wheel_does_not_know_the_study():
+    found = [(name, other) for name in PATHS for other in imports(name)]
+    assert [pair for pair in found if not pair[0].startswith("tilewright_study") and "_study" in pair[1]] == []
 
 
-@pytest.mark.parametrize("path", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in sorted(ROOT.rglob("*.py"))])
-def test_only_the_study_and_the_commands_import_baselines_and_the_study(path):
-    room = path.relative_to(ROOT).parts[0]
-    all_of_them = {"study", "baselines"}
-    allowed = {"study": all_of_them, "commands": all_of_them, "baselines": {"baselines"}}.get(room, set())
-    assert rooms(path) & {"study", "baselines"} <= allowed
+@pytest.mark.parametrize("part", [part for floor in FLOORS for part in floor])
+def test_a_part_imports_those_below_it(part):
+    wrong = set()
+    for name in PATHS:
+        if name.startswith("tilewright.") and part_of(name) == part:
+            above = {other for other in imports(name) if other.startswith("tilewright.") and part_of(other) != part}
+            wrong |= {(name, other) for other in above if FLOOR_OF[part_of(other)] >= FLOOR_OF[part]}
+    assert wrong - UPWARD.keys() == set()
 
 
-def test_the_core_imports_nothing_else_of_the_package():
-    assert set().union(*map(rooms, files("core"))) <= {"core"}
+def test_every_part_has_a_floor():
+    assert {part_of(name) for name in PATHS if name.startswith("tilewright.")} == FLOOR_OF.keys() | {"__main__"}
+    assert len(UPWARD) <= 3
 
 
-def test_nothing_but_the_entry_imports_the_commands():
-    importing = {path.name for path in ROOT.rglob("*.py") if "commands" in rooms(path)} - {
-        path.name for path in files("commands")
-    }
-    assert importing == {"__main__.py"}
+def test_push_memories_know_patterns_alone_of_attention():
+    found = {other for name in PATHS if part_of(name) == "pushmem" for other in imports(name)}
+    assert {part_of(other) for other in found if other.startswith("tilewright.")} <= {"core", "graph", "pushmem"}
 
 
 def test_configuration_by_examples_knows_no_memory():
-    assert set().union(*map(rooms, files("configure"))) <= {"configure", "core"}
+    inside = [name for name in PATHS if name.startswith("tilewright.pushmem.configure")]
+    found = {other for name in inside for other in imports(name)}
+    assert {other for other in found if part_of(other) != "core"} <= {*inside}
 
 
-def test_pruners_do_not_import_networks():
-    assert "networks" not in set().union(*map(rooms, files("pruners")))
+def circles():
+    """Groups of modules that import one another, by Tarjan."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(name):
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in sorted(imports(name)):
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            group = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(group) > 1:
+                found.append(group)
+
+    for name in PATHS:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def test_no_modules_import_one_another():
+    assert circles() == []
 
 
 def test_files_of_tests_have_names_of_their_own():
@@ -86,7 +147,7 @@ except AttributeError as error:
 def test_all_that_is_public_is_there_after_the_import_and_none_of_it_before():
     done = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
-        "Plan TilewrightError tilewright.core.errors tilewright.integrations load tilewright.masks "
+        "Plan TilewrightError tilewright.core.errors tilewright.integrations load tilewright.networks "
         "tilewright.networks tilewright.nn tilewright.paths plan tilewright.packed.pack tilewright.slices",
         "module 'tilewright' has no attribute 'plans'",
     ], done.stderr

@@ -91,7 +91,7 @@ def test_changed_code_of_an_order_reruns_its_order_alone(study, checkout):
 
 
 def test_changed_facts_of_a_device_rerun_what_was_made_for_it(study, checkout):
-    facts = checkout / "src/tilewright/targets"
+    facts = checkout / "src/tilewright/devices"
     with appended(facts / "cuda/facts.py", "\nCHANGED = True\n"):
         assert plan(study, *TARGETS, source=checkout) == []
     with appended(facts / "cpu/facts.py", "\nCHANGED = True\n"):

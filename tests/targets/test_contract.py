@@ -12,7 +12,7 @@ import torch
 import tilewright as tw
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
-from tilewright import devices, graph, reference
+from tilewright import attention, devices, graph, reference
 from tilewright.attention import backends, blocks, profile, schedule
 from tilewright.attention.blocks import tiles, work
 from tilewright.attention.masks import Bias
@@ -21,9 +21,11 @@ from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, DeviceError, PatternError
 from tilewright.core.timing import time_call, time_gpu
 from tilewright.devices import qkv
+from tilewright.packed import backends as packing
+from tilewright.slices import backends as slicing
 from tilewright_study.stages import schedule as schedule_stage
 
-OTHERS = Path(__file__).parents[1] / "helpers" / "targets"
+OTHERS = Path(__file__).parents[1] / "helpers" / "devices_of_others"
 N_Q, N_K, H, D, BATCH = 75, 63, 2, 16, 2
 SIZES = {"heads": H, "head_dim": D}
 NAMES = ["16x1", "16x16"]
@@ -31,12 +33,13 @@ NAMES = ["16x1", "16x16"]
 
 @pytest.fixture
 def abacus(monkeypatch):
-    """A target that the package does not have: a folder that it finds and a word in `NAMES`."""
-    monkeypatch.setattr(devices, "__path__", [*devices.__path__, str(OTHERS)])
+    """A device that the package does not have: folders that it finds and a word in `NAMES`."""
+    for package, place in ((tw, OTHERS), (devices, OTHERS / "devices"), (attention, OTHERS / "attention")):
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(place)])
     monkeypatch.setattr(devices, "NAMES", (*devices.NAMES, "abacus"))
     yield "abacus"
     devices._described.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("tilewright.devices.abacus")]:
+    for name in [name for name in sys.modules if ".abacus" in name]:
         del sys.modules[name]
 
 
@@ -233,10 +236,11 @@ def test_a_probe_times_every_split_length_that_matters(kind, device, dense):
 
 
 def test_importing_facts_imports_no_torch(kind):
-    path = [*devices.__path__][-1:]
     code = (
-        f"import sys; from tilewright import targets; targets.__path__ += {path}; devices.NAMES += ({kind!r},); "
-        f"devices.facts({kind!r}); targets.packing(); devices.modules({kind!r}, 'executor', 'packed'); "
+        "import sys, tilewright; from tilewright import devices; from tilewright.packed import backends; "
+        f"tilewright.__path__ += [{str(OTHERS)!r}]; devices.__path__ += [{str(OTHERS / 'devices')!r}]; "
+        f"devices.NAMES += ({kind!r},); devices.facts({kind!r}); backends.kinds(); "
+        f"devices.modules({kind!r}, 'attention.executor', 'packed.executor', 'slices.executor'); "
         "assert not {'torch', 'triton', 'numba'} & set(sys.modules), 'heavy'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -245,8 +249,9 @@ def test_importing_facts_imports_no_torch(kind):
 
 def test_modules_of_a_target_are_declared_for_digests(kind):
     found = devices.modules(kind, "attention.executor", "attention.probe", "packed.executor")
-    roles = ["facts", "executor", "probe"] + ["packed"] * backends.runs(kind)
-    assert found == tuple(f"tilewright.devices.{kind}.{role}" for role in roles)
+    entered = [f"attention.{kind}.executor", f"attention.{kind}.probe"]
+    entered += [f"packed.{kind}.executor"] * packing.runs(kind)
+    assert found == tuple(f"tilewright.{name}" for name in (f"devices.{kind}.facts", *entered))
     assert devices.modules(kind) == found[:1]
 
 
@@ -257,21 +262,21 @@ def test_a_digest_sees_the_facts_of_its_target_alone(kind):
 
 
 def test_packed_batches_are_optional(kind):
-    if not backends.runs(kind):
+    if not packing.runs(kind):
         with pytest.raises(DeviceError, match=r"^no packed batches run on .*'abacus'; known: cpu, cuda$"):
-            backends.executor(kind)
+            packing.executor(kind)
         return
     # What it does stands in the tests of packed batches, which run every such executor.
-    assert callable(backends.executor(kind).Executor)
+    assert callable(packing.executor(kind).Executor)
 
 
 def test_slices_are_optional(kind):
-    if not backends.runs(kind):
+    if not slicing.runs(kind):
         with pytest.raises(DeviceError, match=r"^no slices run on .*'abacus'; known: cpu, cuda$"):
-            backends.executor(kind)
+            slicing.executor(kind)
         return
     # What it does stands in the tests of slices, which run every such executor.
-    assert callable(backends.executor(kind).Executor)
+    assert callable(slicing.executor(kind).Executor)
 
 
 def test_a_new_target_plans_and_runs(abacus, dense, tmp_path):

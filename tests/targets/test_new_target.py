@@ -1,4 +1,4 @@
-"""A target is a folder and a word: a copy of the package that has both runs the study's commands on it."""
+"""A device is a word and a folder for each operator: a copy of the package with both runs the commands on it."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ from tilewright import graph
 from tilewright.attention import blocks
 
 ROOT = Path(__file__).parents[2]
-OTHERS = ROOT / "tests" / "helpers" / "targets"
+OTHERS = ROOT / "tests" / "helpers" / "devices_of_others"
 NAMES = 'NAMES = ("cpu", "cuda")'
 TILES = ["16x1", "16x16"]
 
@@ -26,8 +26,9 @@ def command(tmp_path_factory):
     folder = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copytree(ROOT / "workflow" / "scripts", folder / "scripts")
-    registry = folder / "src" / "tilewright" / "targets" / "__init__.py"
-    shutil.copytree(OTHERS / "abacus", registry.parent / "abacus", ignore=shutil.ignore_patterns("__pycache__"))
+    package = folder / "src" / "tilewright"
+    shutil.copytree(OTHERS, package, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    registry = package / "devices" / "__init__.py"
     text = registry.read_text()
     assert text.count(NAMES) == 1
     registry.write_text(text.replace(NAMES, 'NAMES = ("cpu", "cuda", "abacus")'))

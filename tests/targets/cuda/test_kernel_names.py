@@ -7,15 +7,15 @@ import pytest
 
 import tilewright
 
-FOLDER = Path(tilewright.__file__).parent / "targets/cuda"
-SOURCES = {path.stem: ast.parse(path.read_text()) for path in FOLDER.glob("*.py")}
+FOLDER = Path(tilewright.__file__).parent
+SOURCES = {str(path.relative_to(FOLDER)): ast.parse(path.read_text()) for path in FOLDER.glob("*/cuda/**/*.py")}
 
 
 def launched(tree):
     """Names of the kernels that a module takes from those of kernels, to launch them."""
     owners = {
-        "map_kernels", "packed_kernels", "slice_code_kernels", "slice_kernels", "slice_selection_kernels",
-        "slice_warp_kernel", "tile_kernel",
+        "map_kernels", "kernels", "packed_kernels", "code_kernels", "slice_kernels", "selection_kernels", "warp_kernel",
+        "tile_kernel",
     }  # fmt: skip
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
     return {node.attr for node in found if node.value.id in owners and node.attr.islower()}

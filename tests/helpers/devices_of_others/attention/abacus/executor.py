@@ -11,7 +11,7 @@ from tilewright.devices import qkv
 
 
 def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
-    """Return an `Executor` of `schedule`; see the contract in `targets`."""
+    """Return an `Executor` of `schedule`; see the contract in `attention.backends`."""
     verify_inputs(schedule, blocks)
     shape = next(iter(blocks.values())).shape
     columns = zip(schedule.tile, schedule.block, schedule.run_lo, schedule.run_hi, strict=True)

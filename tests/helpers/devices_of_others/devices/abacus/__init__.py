@@ -1,0 +1,1 @@
+"""A device that the package does not have: the CPU, one work item after another."""

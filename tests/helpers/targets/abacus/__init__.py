@@ -1,1 +1,0 @@
-"""A target that the package does not have: the CPU, one work item after another."""
