@@ -12,6 +12,7 @@ from tilewright import masks, networks, nn, paths, slices
 from tilewright.attention.masks import Bias
 from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.integrations import sdpa
+from tilewright.networks import path
 from tilewright.packed import pack
 
 HEADS, DIM, N = 2, 8, 20
@@ -349,14 +350,14 @@ TABLE = {
     ),
 }
 
-NETWORK = masks.create("segformer", variant="b0", image_size=32)
+NETWORK = networks.create("segformer", variant="b0", image_size=32)
 ENTRY = {"network": "", "checkpoint": "", "device": "", "dtype": "", "rung": "trained", "path": "2.2.2.2"}
 ROUTES = paths.Table([paths.table.Entry(**ENTRY, batch=1, macs=1, p50_us=1.0, promise_us=1.0)])
 PIXELS = torch.randn(1, 3, 32, 32)
 # What paths take, and networks in a call.
 TAKING_PATHS = {
-    "paths.Path": (
-        lambda **fields: NETWORK.path(paths.Path(**fields)),
+    "path.Path": (
+        lambda **fields: NETWORK.path(path.Path(**fields)),
         {"blocks": ("11",) * 4},
         {
             "blocks": [3, None, (), "11", ("11",), ("12",) * 4, (1, 2, 3, 4), ARRAY],
@@ -450,11 +451,11 @@ NUMBERS = {
     "predict": lambda i, f: slices.predict(S, S, budget=f(0.75), keep=f(0.5), rows=i(64), pool=i(16)).counts,
     "always": lambda i, f: slices.predict(S, S, budget=1.0, keep=0.5, always=[(i(0), i(3))], text=(i(1), i(2))).counts,
     "random": lambda i, f: slices.predict(S, S, budget=1.0, keep=f(0.5), by="random", seed=i(3)).counts,
-    "create": lambda i, f: masks.create("segformer", variant="b0", image_size=(i(32), i(32)), seed=i(1))(PIXELS),
+    "create": lambda i, f: networks.create("segformer", variant="b0", image_size=(i(32), i(32)), seed=i(1))(PIXELS),
     "build": lambda i, f: torch.tensor(masks.build("vil-tiny-64-s1", {"stage": i(2)}).shape),
     "layer": lambda i, f: torch.tensor(LAYER(dim=i(16), heads=i(2), grid=(i(4), i(5)), scale=f(0.5)).grid),
     "sdpa": lambda i, f: sdpa.Slices(tokens=i(128), keep=f(0.5), predictor={"pool": i(32)})(S, S, S),
-    "path": lambda i, f: NETWORK(PIXELS, paths.Path(("11",) * 4, scale=f(1))),
+    "path": lambda i, f: NETWORK(PIXELS, path.Path(("11",) * 4, scale=f(1))),
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tilewright import networks, reference
+from tilewright.attention import backends
 from tilewright.attention import plan as api
 from tilewright.core.errors import ConfigError, PatternError, TileError, UnknownNameError
 from tilewright.networks import Plans, _sites
@@ -271,7 +272,7 @@ def test_no_value_is_compared_where_a_device_would_be_waited_for(monkeypatch, fa
     """A look at values would wait for a GPU once a layer, which the published code does not."""
     monkeypatch.setattr(_sites, "compared", lambda device: False)
     # Here a plan compares the values that a call gives; on a GPU it reads them where they are.
-    monkeypatch.setattr(api.targets.executor("cpu"), "READS_TABLES", True, raising=False)
+    monkeypatch.setattr(backends.executor("cpu"), "READS_TABLES", True, raising=False)
     options = {"position": "relative"} if family == "vision_longformer" else {}
     network = networks.create(family, variant="tiny", image_size=32, attention=attention, **options)
     images = torch.randn(1, 3, 32, 32)
