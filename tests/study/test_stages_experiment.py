@@ -85,7 +85,7 @@ orders.run = slow
 how = {{**{HOW!r}, "stated": {STATED!r}}}
 cli.script(argparse.ArgumentParser(), lambda: experiment.run("orders", "times", {str(output)!r}, **how))
 """
-    source = str(Path(experiment.__file__).parents[3])
+    source = str(Path(experiment.__file__).parents[2])
     process = subprocess.Popen(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {source!r})\n{program}"],
         stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ RECORDED = "expected/h200"
 
 def recorded(config):
     """Files by which claims are judged on recorded rows; none where the study shows these rows themselves."""
-    root = Path(__file__).parents[4]
+    root = Path(__file__).parents[3]
     rows = [f"{RECORDED}/{name}.csv" for name in experiments.NAMES]
     rows = [path for path in rows if (root / path).is_file() and config.recorded != RECORDED]
     return [_select.CLAIMS, _select.PAPER_LATENCY, *rows] if rows else []
