@@ -33,7 +33,7 @@ def measure(
     profile's own; of the others, those that cut the blocks otherwise are timed as well. budget_s: about how many
     seconds the timed calls take together, and half as many for each further length: what it shares is not timed again.
     A tile that the device has several forms for takes as long in each; the profile is that of the fastest.
-    How a class is timed is explained in the probe of the device, see `targets.probe`.
+    How a class is timed is explained in the probe of the device, see `backends.probe`.
 
     Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
     whose model does not state heads or head_dim where they are not given.

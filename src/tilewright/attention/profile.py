@@ -67,8 +67,8 @@ class Profile:
     shapes: in the order of `attention.blocks.work.items(blocks, split_keys)`.
     further: costs at other lengths than `split_keys`, of which a schedule may choose one for each region. Only those
         whose work items differ are there.
-    device: description by `targets`; device_id: digest of what makes two devices differ for timing.
-    form: how the tile's kernel is compiled, one of `targets.forms`; None where a device has one alone.
+    device: description by `devices`; device_id: digest of what makes two devices differ for timing.
+    form: how the tile's kernel is compiled, one of `backends.forms`; None where a device has one alone.
     """
 
     tile: str

@@ -30,7 +30,7 @@ class Setting:
 
 
 def setting(shape, heads, head_dim, dtype, *, row_order=None, col_order=None, bias=None, scale=None, ordered=False):
-    """A `Setting` for a pattern of `shape`; see ``prepare`` in `targets`. Raises `PatternError`."""
+    """A `Setting` for a pattern of `shape`; see ``prepare`` in `attention.backends`. Raises `PatternError`."""
     natural = []
     for name, order, size in (("row_order", row_order, shape[0]), ("col_order", col_order, shape[1])):
         order = np.arange(size) if order is None else np.asarray(order)

@@ -56,9 +56,9 @@ def fastest(
 ) -> Schedule:
     """The fastest of `schedules` of a `graph` in plan order, as a schedule whose solver is `TUNED`.
 
-    blocks: of all their tiles. device: its kind. bias, scale: as `targets` has them. Tokens stand in plan order, batch
-    1. Of schedules with the same work, the first one is tried. What is wrong or cannot run is not taken, and its trial
-    says why. Raises `ArtifactError` where none is left.
+    blocks: of all their tiles. device: its kind. bias, scale: see `attention.backends`. Tokens stand in plan order,
+    batch 1. Of schedules with the same work, the first one is tried. What is wrong or cannot run is not taken, and its
+    trial says why. Raises `ArtifactError` where none is left.
     """
     begin, options = perf_counter(), {"heads": heads, "head_dim": head_dim, "dtype": dtype}
     distinct: dict[str, Schedule] = {}

@@ -4,7 +4,7 @@ from tilewright.attention import backends
 
 
 def calibrated(device, tiles, head_dim, dtype, anew=False, choose=False):
-    """``{tile name: (Calibration, …)}`` of a kind of device, see `targets`.
+    """``{tile name: (Calibration, …)}`` of a kind of device, see `attention.backends`.
 
     choose: of the fastest forms, which are found first, with those of attention to slices and of their prediction.
     """

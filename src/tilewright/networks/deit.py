@@ -221,7 +221,7 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def mixed(self, images):
-        """Images of several sizes, a list of [3, H, W], to logits [B, num_classes]: one packed batch (`ragged`).
+        """Images of several sizes, a list of [3, H, W], to logits [B, num_classes]: one packed batch (`packed`).
 
         The position table is resampled for each size, as for a network of that size. Images that are smaller than a
         patch, a pruner, and a type or device other than the network's raise `PatternError`.

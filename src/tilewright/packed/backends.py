@@ -1,6 +1,6 @@
 """What runs packed batches on each kind of device: ``packed/<device>``.
 
-``packed.py``, optional: see `packed.lists`. A target without it runs no packed batches.
+``executor.py``, optional: see `packed.lists`. A target without it runs no packed batches.
 """
 
 from types import ModuleType

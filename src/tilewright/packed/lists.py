@@ -1,6 +1,7 @@
 """How a packed batch is described: one int32 tensor on the device of its tokens, of sections that follow one another.
 
-Contract of a target's ``packed.py``, which writes and reads it. ``Executor(offsets, device)``, for `PackedOffsets`, has
+Contract of ``packed/<device>/executor.py``, which writes and reads it. ``Executor(offsets, device)``, for
+`PackedOffsets`, has
     ``lists(keep) -> lists``: the description, for bool keep [B, N], contiguous;
     ``pack(keep, tokens, origin) -> (lists, packed)``: also the kept tokens [capacity, C], of tokens [B, N, C]. With
         origin, the lists of an earlier batch of as many images, tokens are its packed ones [.., C], and keep says which
@@ -15,7 +16,7 @@ Contract of a target's ``packed.py``, which writes and reads it. ``Executor(offs
     ``attend_into(out, lists, q, k, v) -> out``: the same, written to `out`, contiguous;
     ``attend_backward(lists, q, k, v, out, grad) -> (dq, dk, dv)``, optional: gradients, contiguous, for the gradient
         `grad` of the result `out` of attention; zeros in rows of no image. Batches of a target without it have no
-        gradients (`packed_backward`).
+        gradients (`packed.backward`).
 All results are NaN where the lists say that the batch did not fit. Tensors that are not of this batch raise
 `PatternError` or `DeviceError`.
 """

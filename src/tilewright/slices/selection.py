@@ -3,7 +3,7 @@
 The code of a key is ``min(255, floor(-8 log2 m))`` of the share m of the group's attention that the key is expected to
 get: an eighth of an octave, 32 octaves deep. A group whose codes are all 255 has no shares: q or k holds NaN.
 
-Contract of a target's ``slice_selection.py``. ``Selection(layout, device)``, for a `slices.layout.Layout` or a part of
+Contract of ``slices/<device>/selection.py``. ``Selection(layout, device)``, for a `slices.layout.Layout` or a part of
 one (see `parts`), has methods that return codes uint8 [B, H, G, N_k], whose rows begin at multiples of `ALIGNED` bytes.
 q is [B, H, N_q, D], the queries of groups alone, and k [B, H, N_k, D], strided, the values of a head side by side.
 scale: of the scores, as in attention. lengths: int32 [B] from 1 to N_k, or None; the keys of a batch entry are so many

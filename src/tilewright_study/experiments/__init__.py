@@ -6,22 +6,22 @@ Tables and figures ask for its files by `files` and read its rows by `tilewright
 member, whose import stays light (no torch):
     ``Section``: the type of its section of the configuration, a `sections.Section` with its own ``check(config)``. The
         section is called as the module, or as ``SECTION`` says where the module has one.
-    ``Row``: a `_rows.Row`, the one declaration of its columns; ``kind`` is the module's name.
+    ``Row``: a `rows.Row`, the one declaration of its columns; ``kind`` is the module's name.
     ``cases(config) -> names``: each is a CSV file, results/logs/<experiment>/<case>.csv.
-    ``Settings``, ``settings(config, case) -> Settings``: everything that a case is run with, besides `_effort.Run`.
+    ``Settings``, ``settings(config, case) -> Settings``: everything that a case is run with, besides `effort.Run`.
     ``planned(case, settings) -> list``: dicts of the columns that decide which code makes the rows of a case.
     ``modules(row, device) -> list``: dotted names of the modules that such a row depends on, besides those that the
         member and its ``RUN`` import and the facts of the device: what they enter by name. row: of ``planned``, or one
-        that was recorded; device: a kind of `targets`. The digest of these is the row's ``code``, and a case runs again
+        that was recorded; device: a kind of `devices`. The digest of these is the row's ``code``, and a case runs again
         when one of them changes.
     ``named(settings, device) -> list``, of a member whose settings name modules that no column does: their dotted
         names, such as the predictors behind names of the user's own.
     ``size(case, settings) -> int``: how many numbers a case holds at once, for a cluster's memory and time.
     ``RUN``, where what runs a case loads more than a light import may: the dotted name of the module that has the
         functions ``run`` and ``first_calls``, which is entered by that name. Without it the member has them.
-    ``run(case, settings, how)``: yields the rows, a dict of columns each, as they are measured; how: a `_effort.Run`.
+    ``run(case, settings, how)``: yields the rows, a dict of columns each, as they are measured; how: a `effort.Run`.
         Rows of what failed its check, or could not run, have no time and say why in ``reason``. What is timed is what
-        was checked: a `timing.Checked`, as `_checks.checked` makes it.
+        was checked: a `timing.Checked`, as `checks.checked` makes it.
     ``compiles(settings) -> bool``, ``first_calls(case, settings, how)``, of a member that runs what torch compiles and
         keeps on disk: whether a case has such calls, and those calls, which yield the names of what was compiled. On a
         CPU the workflow compiles cases side by side before it times them alone.

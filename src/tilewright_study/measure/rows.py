@@ -91,7 +91,7 @@ def now():
 
 
 def machine(device):
-    """Columns that say what a row was measured on, from a description of `targets`; blank where it has none."""
+    """Columns that say what a row was measured on, from a description of `devices`; blank where it has none."""
     found = {"device": device["name"], "cores": device["threads"], "driver": device.get("driver", "")}
     return found | {package: device["versions"].get(package, "") for package in ("torch", "triton", "numpy")}
 

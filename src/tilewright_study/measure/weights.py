@@ -86,7 +86,7 @@ def load(weights, place):
 
 
 def maps(weights, layers, noise, grid, order, *, device, dtype, seed):
-    """`_slices.Maps` of a network's heads, of `layers` layers, on a clip at a level of noise. Raises as `load` does."""
+    """`slices.run.Maps` of the heads of `layers` layers, on a clip at a level of noise. Raises as `load` does."""
     from tilewright_study.experiments.slices import run
     from tilewright_study.scenes import captured
 

@@ -1,4 +1,4 @@
-"""Scenes drawn on an NVIDIA GPU: launches of `scene_kernels`. The contract is that of `targets`."""
+"""Scenes drawn on an NVIDIA GPU: launches of `cuda_kernels`. The contract is that of `scenes.backends`."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ ROWS, COLUMNS, NUM_WARPS = 8, 32, 4
 
 
 def draw(arrays, texels, pixels):
-    """See `targets`."""
+    """See `scenes.backends`."""
     (scenes, objects), (height, width) = arrays[0].shape[:2], pixels
     arrays = [_uploaded(torch.from_numpy(array), texels.device) for array in arrays]
     pictures = torch.empty(scenes, 3, height, width, dtype=torch.uint8, device=texels.device)

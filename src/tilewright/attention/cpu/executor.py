@@ -29,7 +29,7 @@ _CPU = torch.device("cpu")
 
 @in_any_state
 def prepare(schedule, blocks, *, heads, head_dim, dtype, units=None, **options):
-    """Return an `Executor` of `schedule`, see the contract in `targets`.
+    """Return an `Executor` of `schedule`, see the contract in `attention.backends`.
 
     Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order or bias that does not fit.
     """
@@ -115,7 +115,7 @@ class Executor:
 
     @in_any_state
     def with_bias(self, table):
-        """This executor with other values of its bias, float32 [H, T]: see the contract in `targets`."""
+        """This executor with other values of its bias, float32 [H, T]: see `attention.backends`."""
         now = {id(x): replace(x, masks=x.masks.with_table(table)) for x in self.launches}
         jobs = tuple((now[id(launch)], *rest) for launch, *rest in self.jobs)
         return replace(self, launches=tuple(now[id(x)] for x in self.launches), jobs=jobs)
@@ -197,7 +197,7 @@ class OfUnits:
         return self.inner.executed // len(self.units.group)
 
     def with_bias(self, table):
-        """This executor with other values of its bias, float32 [H, T]: see the contract in `targets`."""
+        """This executor with other values of its bias, float32 [H, T]: see `attention.backends`."""
         return replace(self, inner=self.inner.with_bias(table.reshape(1, -1) if self.units.apart else table))
 
     def peak_bytes(self, batch):

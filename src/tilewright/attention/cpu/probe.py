@@ -27,7 +27,7 @@ WHOLE_SHARES = 2
 
 @in_any_state
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None):
-    """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; see the contract in `targets`.
+    """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; see the contract in `attention.backends`.
 
     All workers run the launch of a class at the same time: all of it, or the part that the class's share of the budget
     has time for. The cost of a launch is the cost of its first chunk: what an item that runs alone takes beyond an

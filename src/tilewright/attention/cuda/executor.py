@@ -46,7 +46,7 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", units=No
 
     blocks: ``{tile: Blocks}``. Kernels have the forms that the schedule states, else this GPU's (`forms`). device: of
     the lists. options: row_order, col_order, ordered, bias and scale, see
-    `targets`. Pairs with a bias of -inf are not allowed; queries without an allowed pair get zeros.
+    `attention.backends`. Pairs with a bias of -inf are not allowed; queries without an allowed pair get zeros.
 
     Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order, a bias, a head dim or a scale
     that does not fit, `TileError` for a tile too small, and `DeviceError` while a CUDA graph is captured.
@@ -491,7 +491,7 @@ class Executor:
             return (self._first(key, q, k, v, tiles),)
 
     def with_bias(self, table):
-        """This executor with other values of its bias, float [H, T] on its device: see the contract in `targets`."""
+        """This executor with other values of its bias, float [H, T] on its device: see `attention.backends`."""
         return Valued(self, table)
 
     def _filled(self, table):

@@ -4,7 +4,7 @@
 know how it was made.
 
 The way of a schedule: ``problem`` (what regions need and what a choice costs) → a heuristic, ``greedy`` or ``descent``,
-or the integer program of ``_program`` for one of the ``solvers`` → ``search`` (the work list) → ``record`` (the file).
+or the integer program of ``_program`` for a solver of `milp` → ``search`` (the work list) → ``record`` (the file).
 """
 
 from tilewright.attention.schedule.record import (

@@ -1,6 +1,6 @@
 """Operators of networks of maps on an NVIDIA GPU (stage T5): launches of `map_kernels` and `linear_kernels`.
 
-The contract is that of `targets`.
+The contract is that of `networks.backends`.
 """
 
 import math
@@ -111,7 +111,7 @@ FEW, OF_FEW, OF_MORE = 512, Tile(16, 64, 512, 4), Tile(64, 64, 512, 8)
 
 
 def copier(device):
-    """See `targets`."""
+    """See `networks.backends`."""
     return launcher.CachedLaunch(_copy, device)
 
 
@@ -121,7 +121,7 @@ def _copy(out, x):
 
 
 def decode(maps, weights, bias, grid, classes, classes_bias, form):
-    """See `targets`."""
+    """See `networks.backends`."""
     _check(*maps, *weights, bias, classes, classes_bias)
     channels, (rows, columns) = classes.shape[1], grid
     if channels % form.channels:
@@ -178,7 +178,7 @@ def _most(block, whole, side):
 
 
 def dwconv_gelu(x, grid, weight, bias, form):
-    """See `targets`."""
+    """See `networks.backends`."""
     _check(x, weight, bias)
     (batch, tokens, channels), (rows, columns) = x.shape, grid
     if tokens != rows * columns or tuple(weight.shape) != (channels, 1, 3, 3):
@@ -195,7 +195,7 @@ def dwconv_gelu(x, grid, weight, bias, form):
 
 
 def norm(x, gain, offset, eps, form):
-    """See `targets`."""
+    """See `networks.backends`."""
     _check(x, gain, offset)
     return _norm(x.contiguous()[None], None, gain, offset, eps, form)
 
@@ -213,7 +213,7 @@ def _norm(parts, shift, gain, offset, eps, form):
 
 
 def patches(x, weight, bias, stride, gain, offset, eps, form):
-    """See `targets`."""
+    """See `networks.backends`."""
     _check(x, weight, bias, gain, offset)
     if isinstance(form, Apart):
         # A library adds the bias in a kernel of its own.
@@ -239,7 +239,7 @@ def patches(x, weight, bias, stride, gain, offset, eps, form):
 
 
 def norm_linear(x, gain, offset, eps, weight, bias, form):
-    """See `targets`."""
+    """See `networks.backends`."""
     _check(x, gain, offset, weight, bias)
     if isinstance(form, Apart):
         return F.linear(norm(x, gain, offset, eps, form), weight, bias)
@@ -264,7 +264,7 @@ def attention(
     x, grid, heads, gain, offset, eps, weight, bias,
     conv_weight, conv_bias, key_gain, key_offset, key_eps, kv_weight, kv_bias, form,
 ):  # fmt: skip
-    """See `targets`."""
+    """See `networks.backends`."""
     _check(x, gain, offset, weight, bias, kv_weight, kv_bias)
     x, norm = x.contiguous(), (gain, offset)
     batch, tokens, channels = x.shape
@@ -329,7 +329,7 @@ def _of_keys(count):
 
 
 def linear_add(x, weight, bias, residual, form):
-    """See `targets`."""
+    """See `networks.backends`."""
     _check(x, weight, bias, residual)
     x, residual, (features, channels) = x.contiguous(), residual.contiguous(), weight.shape
     rows, out = math.prod(x.shape[:-1]), torch.empty_like(residual)

@@ -1,6 +1,6 @@
 """Executor of packed batches on any device that torch has: neighbours of one length attend as one batch (stage T5).
 
-The contract is that of `packed_lists`. Work items are left out: images need none here.
+The contract is that of `packed.lists`. Work items are left out: images need none here.
 """
 
 import weakref
@@ -28,7 +28,7 @@ _PAIRS = 1 << 22
 
 
 class Executor:
-    """Methods as in `packed_lists`, for a `packed_lists.PackedOffsets`."""
+    """Methods as in `packed.lists`, for a `packed.lists.PackedOffsets`."""
 
     def __init__(self, offsets, device):
         """`device` holds the tensors of each call."""
@@ -37,7 +37,7 @@ class Executor:
 
     @in_any_state
     def lists(self, keep):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         made = keep.new_zeros(self.offsets.size, dtype=torch.int32)
         lengths = keep.sum(1)
         made[KEPT], made[EMPTY] = lengths.sum(), (lengths == 0).sum()
@@ -52,7 +52,7 @@ class Executor:
 
     @in_any_state
     def pack(self, keep, tokens, origin=None):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         made = self.lists(keep)
         if origin is not None:
             check_packed(tokens)
@@ -62,17 +62,17 @@ class Executor:
 
     @in_any_state
     def gather(self, lists, x):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         return self._rows(lists, "source", x, None)
 
     @in_any_state
     def scatter(self, lists, x, fill=None):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         return self._rows(lists, "position", x, fill)
 
     @in_any_state
     def first(self, lists, x):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         return self._rows(lists, "starts", x, None)
 
     def _rows(self, lists, section, x, fill):
@@ -90,7 +90,7 @@ class Executor:
 
     @in_any_state
     def pad(self, lists, x, length):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         check_rows(self.offsets, "starts", x)
         check_tensors(self._device, tokens=x)
         if lists[BAD]:
@@ -103,12 +103,12 @@ class Executor:
 
     @in_any_state
     def attend(self, lists, q, k, v):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         return self.attend_into(q.new_empty(q.shape), lists, q, k, v)
 
     @in_any_state
     def attend_into(self, out, lists, q, k, v):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         check_qkv(self.offsets, q, k, v, out)
         check_tensors(self._device, q=q)
         stretches = self._stretches(lists)
@@ -124,7 +124,7 @@ class Executor:
 
     @in_any_state
     def attend_backward(self, lists, q, k, v, out, grad):
-        """See `packed_lists`. Weights are computed again, for some queries at a time.
+        """See `packed.lists`. Weights are computed again, for some queries at a time.
 
         Of the result no value is read: sums over the weights are more exact where one key has nearly all of them.
         """

@@ -1,6 +1,6 @@
-"""Executor of packed batches on an NVIDIA GPU (stage T5): launches of `packed_kernels`.
+"""Executor of packed batches on an NVIDIA GPU (stage T5): launches of `kernels`.
 
-The contract is that of `packed_lists`.
+The contract is that of `packed.lists`.
 """
 
 import math
@@ -32,7 +32,7 @@ COUNTED, GATHERING, ROWS, COLUMNS = 8192, 528, 16, 256
 
 
 class Executor:
-    """The kernels for a `packed_lists.PackedOffsets` on a device: methods as in `packed_lists`.
+    """The kernels for a `packed.lists.PackedOffsets` on a device: methods as in `packed.lists`.
 
     attention_config: the `config.KernelConfig` of attention; None: `config.for_packed`. The first call with tensors of
     some shapes and strides, on each stream, goes through Triton, which compiles.
@@ -59,11 +59,11 @@ class Executor:
         self._of_keys = CachedLaunch(self._launch_of_keys, device)
 
     def lists(self, keep):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         return self._lists(keep, keep.sum(1, dtype=torch.int32)) if self.offsets.images > FUSED else self._lists(keep)
 
     def pack(self, keep, tokens, origin=None):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         if self.offsets.images > FUSED:
             lists = self.lists(keep)
             if origin is None:
@@ -73,23 +73,23 @@ class Executor:
         return self._pack(keep, tokens, packed, *(() if origin is None else (origin,))), packed
 
     def gather(self, lists, x):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         return self._rows["source"](lists, x)
 
     def scatter(self, lists, x, fill=None):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         return self._rows["position"](lists, x) if fill is None else self._rows["position"](lists, x, fill)
 
     def first(self, lists, x):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         return self._rows["starts"](lists, x)
 
     def pad(self, lists, x, length):
-        """See `packed_lists`."""
+        """See `packed.lists`."""
         return self._pad(length)(lists, x)
 
     def attend_backward(self, lists, q, k, v, out, grad):
-        """See `packed_lists`: two launches, and two floats for each row and head."""
+        """See `packed.lists`: two launches, and two floats for each row and head."""
         if grad.stride(-1) != 1:
             grad = grad.contiguous()
         dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))

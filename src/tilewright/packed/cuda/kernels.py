@@ -1,6 +1,6 @@
 """Packed batches on an NVIDIA GPU (stage T5): kernels that describe, gather, scatter, pad and attend.
 
-What they pass to each other are the lists of `packed_lists`. No grid depends on numbers that only the device knows:
+What they pass to each other are the lists of `packed.lists`. No grid depends on numbers that only the device knows:
 programs without work return at once.
 """
 

@@ -1,6 +1,6 @@
 """Executor of slice lists on a CPU (stage T5): each worker gathers the keys of a group and attends densely to them.
 
-The contract is that of `targets`.
+The contract is that of `slices.backends`.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ from tilewright.slices import layout as layouts
 
 
 class Executor:
-    """Methods as in `targets`, for a `slices.layout.Layout`. The device is the CPU."""
+    """Methods as in `slices.backends`, for a `slices.layout.Layout`. The device is the CPU."""
 
     def __init__(self, layout, device):
         """Hold nothing but the layout."""
@@ -23,7 +23,7 @@ class Executor:
 
     @in_any_state
     def from_mask(self, mask):
-        """See `targets`."""
+        """See `slices.backends`."""
         layout = self.layout
         mask = mask.expand(layout.batch, layout.heads, -1, -1)
         keys = torch.zeros(*self._groups, layout.capacity, dtype=torch.int32, device=mask.device)
@@ -37,7 +37,7 @@ class Executor:
 
     @in_any_state
     def unpack(self, bits):
-        """See `targets`."""
+        """See `slices.backends`."""
         words, asked = bits[..., :-1].contiguous(), bits[..., -1]
         flags = np.unpackbits(words.numpy().view(np.uint8), -1, count=self.layout.keys, bitorder="little")
         keys, counts, *_ = self.from_mask(torch.from_numpy(flags).bool())
@@ -47,7 +47,7 @@ class Executor:
 
     @in_any_state
     def rank(self, counts):
-        """See `targets`."""
+        """See `slices.backends`."""
         order = counts.argsort(dim=-1, descending=True, stable=True).int()
         number = torch.arange(1, counts.numel() + 1, device=counts.device).view_as(counts)
         overflow, empty = (int((number * flag).max()) for flag in (counts > self.layout.capacity, counts == 0))
@@ -57,7 +57,7 @@ class Executor:
 
     @in_any_state
     def pack(self, keys, counts):
-        """See `targets`."""
+        """See `slices.backends`."""
         layout = self.layout
         bits = keys.new_empty(*self._groups, layout.words + 1, dtype=torch.int32)
         place = torch.arange(layout.capacity, device=keys.device)
@@ -72,7 +72,7 @@ class Executor:
         return bits
 
     def attend(self, lists, q, k, v, *, scale, out=None, with_lse=False):
-        """See `targets`."""
+        """See `slices.backends`."""
         inputs = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
         layouts.check_inputs(self.layout, *lists, **inputs)
         if out is None:

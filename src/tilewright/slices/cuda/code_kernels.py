@@ -1,7 +1,7 @@
 """Codes of slices on an NVIDIA GPU (stage T5) where several rows of queries stand for a group: the kernel whose sums
 over a group's rows stay in registers.
 
-`slice_selection_kernels.tilewright_slice_codes` multiplies rows by keys. A tensor core leaves the rows of a product to
+`selection_kernels.tilewright_slice_codes` multiplies rows by keys. A tensor core leaves the rows of a product to
 different threads, so that a sum over some of them goes through shared memory, as float32. Here keys are multiplied by
 rows, and the rows of a group stand where one thread has their products.
 """

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from tilewright.core.errors import ArtifactError
 from tilewright.devices.cuda.facts import FEWEST_ROWS
 
-# What forms of each kernel are tried with in 16 bits. warp_rows: queries of a warp. The kernel of `slice_warp_kernel`
+# What forms of each kernel are tried with in 16 bits. warp_rows: queries of a warp. The kernel of `warp_kernel`
 # needs Hopper and groups of 128 queries.
 PLAIN_GRID = {"step_keys": (32, 64, 128), "num_stages": (2, 3), "warp_rows": (16, 32)}
 WARPS_GRID = {"step_keys": (128, 64), "num_stages": (3, 5), "loose": (False, True)}
@@ -25,7 +25,7 @@ class SliceConfig:
     octaves that the maximum of a row may grow by before sums are rescaled, 0 for none: weights are up to 2**slack,
     which 16 bits hold up to 15.
 
-    by_warps: the kernel of `slice_warp_kernel`, which of all this has step_keys and num_stages alone. loose: its LOOSE.
+    by_warps: the kernel of `warp_kernel`, which of all this has step_keys and num_stages alone. loose: its LOOSE.
     """
 
     step_keys: int
@@ -42,7 +42,7 @@ class SliceConfig:
 def for_slices(rows, head_dim, dtype, capability, most_shared_bytes):
     """The `SliceConfig` of groups of `rows` queries on a GPU of `capability` (major, minor).
 
-    most_shared_bytes: of a program. On Hopper, in 16 bits, for groups of 128 queries: the form of `slice_warp_kernel`
+    most_shared_bytes: of a program. On Hopper, in 16 bits, for groups of 128 queries: the form of `warp_kernel`
     that was fastest for random keys on an H200. Else `plain`.
     """
     if dtype.itemsize == 2 and capability == HOPPER and rows == WARPS_ROWS:
@@ -51,7 +51,7 @@ def for_slices(rows, head_dim, dtype, capability, most_shared_bytes):
 
 
 def plain(rows, head_dim, dtype, most_shared_bytes):
-    """The `SliceConfig` of `slice_kernels`, for tokens and GPUs of any kind.
+    """The `SliceConfig` of `kernels`, for tokens and GPUs of any kind.
 
     In 16 bits, what was fastest on an H200: 64 keys a step, three stages and 8 warps, the keys' numbers a step ahead
     (docs/decisions/slice-lists.md); for smaller groups a trial kernel's form, not measured since. float32 was not

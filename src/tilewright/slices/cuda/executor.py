@@ -1,6 +1,6 @@
-"""Executor of slice lists on an NVIDIA GPU (stage T5): launches of `slice_kernels`.
+"""Executor of slice lists on an NVIDIA GPU (stage T5): launches of `kernels`.
 
-The contract is that of `targets`.
+The contract is that of `slices.backends`.
 """
 
 import math
@@ -20,9 +20,9 @@ FLAGGED, RANKED, COMPARED = 1024, 32, 64
 
 
 class Executor:
-    """The kernels for a `slices.layout.Layout` on a device: methods as in `targets`.
+    """The kernels for a `slices.layout.Layout` on a device: methods as in `slices.backends`.
 
-    attention_config: the `SliceConfig` of attention; None: `slice_forms.of`. The first call with tensors of
+    attention_config: the `SliceConfig` of attention; None: `forms.of`. The first call with tensors of
     some shapes and strides, on each stream, goes through Triton, which compiles.
     """
 
@@ -39,29 +39,29 @@ class Executor:
         )
 
     def from_mask(self, mask):
-        """See `targets`."""
+        """See `slices.backends`."""
         counts = mask.new_empty(self._groups, dtype=torch.int32)
         keys = self._from_mask(counts, mask)
         return keys, counts, *self.rank(counts)
 
     def unpack(self, bits):
-        """See `targets`."""
+        """See `slices.backends`."""
         counts = bits.new_empty(self._groups)
         keys = self._unpack(counts, bits)
         return keys, counts, *self.rank(counts)
 
     def rank(self, counts):
-        """See `targets`."""
+        """See `slices.backends`."""
         state = counts.new_empty(layouts.STATE)
         return self._rank(state, counts), state
 
     def pack(self, keys, counts):
-        """See `targets`."""
+        """See `slices.backends`."""
         bits = keys.new_zeros(*self._groups, self.layout.words + 1)
         return self._pack(bits, keys, counts)
 
     def attend(self, lists, q, k, v, *, scale, out=None, with_lse=False):
-        """See `targets`."""
+        """See `slices.backends`."""
         run = self._attend(scale, out is not None)
         given = () if out is None else (out,)
         if not with_lse:

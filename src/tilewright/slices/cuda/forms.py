@@ -66,7 +66,7 @@ def device_for(code, device):
 
 def device_facts(device):
     """``((major, minor), most bytes of shared memory of a program)``; those of an A100 under the interpreter, which
-    runs no kernel of `slice_warp_kernel`."""
+    runs no kernel of `warp_kernel`."""
     if device.type != "cuda":
         return (8, 0), 163 << 10
     facts = torch.cuda.get_device_properties(device)

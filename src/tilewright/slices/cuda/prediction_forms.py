@@ -1,6 +1,6 @@
 """How prediction of slices is compiled: what a calibration found fastest on this GPU, else the default (stage T3).
 
-As `slice_forms` has it for attention: a file for the codes of each number of queries that a mean is of, and one for
+As `forms` has it for attention: a file for the codes of each number of queries that a mean is of, and one for
 selection, on a GPU with a driver, a torch, a triton and this code.
 """
 
@@ -42,7 +42,7 @@ class Config(NamedTuple):
 
     block_m, block_n: rows and keys of a product; num_warps, num_stages: of the kernels that compute some. counted:
     codes that a program selects from at once; count_warps: of that kernel. programs: about as many as keys are shared
-    out to. by_keys: codes of several rows a group by `slice_code_kernels`, with block_m rows and keyed keys of a
+    out to. by_keys: codes of several rows a group by `code_kernels`, with block_m rows and keyed keys of a
     product, keyed_warps and keyed_stages. averaged: tokens that are read at once for means, by mean_warps. splits:
     ranges of keys that log-sum-exps are computed in, at most `MOST_SPLITS`.
     """
@@ -137,7 +137,7 @@ def candidates(kind):
 
 
 def made_for(kind, device):
-    """As `slice_forms.made_for`."""
+    """As `forms.made_for`."""
     own = {"dtype": kind.dtype, "head_dim": kind.head_dim, "rows": kind.rows, "run": kind.what}
     return slice_forms.device_for(CODE, device) | own
 

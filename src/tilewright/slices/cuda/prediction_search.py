@@ -1,6 +1,6 @@
 """The fastest form of the prediction of slices on this GPU, found by timing the candidates once (stage T3).
 
-As `slice_form_search` has it for attention. Codes are compared with float64, lists with those of the CPU's selection.
+As `form_search` has it for attention. Codes are compared with float64, lists with those of the CPU's selection.
 """
 
 import sys
@@ -30,7 +30,7 @@ RULES = (Rule(count=TOKENS // 5, least=64, most=TOKENS // 3), Rule(mass=0.9, lea
 
 
 def search(head_dim, dtype, anew=False):
-    """As `slice_form_search.search`."""
+    """As `form_search.search`."""
     if head_dim in layouts.HEAD_DIMS:
         form_search.find([OfPrediction(kind) for kind in kinds(head_dim, dtype)], head_dim, dtype, anew)
 

@@ -1,4 +1,4 @@
-"""Codes and lists of slices on an NVIDIA GPU (stage T5): launches of `slice_selection_kernels`.
+"""Codes and lists of slices on an NVIDIA GPU (stage T5): launches of `selection_kernels`.
 
 The contract is that of `tilewright.slices.selection`. No launch waits for the device or asks it for a number, so that
 all of them can be captured in a CUDA graph after a first call with such tensors.
@@ -36,7 +36,7 @@ def memory(device):
 
 
 class Selection:
-    """Methods as in `selection`. config: a `Config`, None: `slice_prediction_forms.of`."""
+    """Methods as in `selection`. config: a `Config`, None: `prediction_forms.of`."""
 
     def __init__(self, layout, device, config=None):
         """Compile nothing yet."""

@@ -1,6 +1,6 @@
 """Slices on Hopper (stage T5): attention by warps that gather keys and values beside warps that multiply.
 
-What `slice_kernels.tilewright_slice_attention` does, in Gluon, for 16 bits and groups of 128 queries. Four warps fill
+What `kernels.tilewright_slice_attention` does, in Gluon, for 16 bits and groups of 128 queries. Four warps fill
 stages of shared memory by asynchronous copies of 16 bytes; two times four warps attend to them with 64 queries each, so
 that the softmax of one half runs beside the products of the other. Barriers in memory tell who may read or fill a
 stage; none waits for all warps.

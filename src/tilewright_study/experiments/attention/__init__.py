@@ -77,8 +77,8 @@ class Row(rows.Row, frozen=True, kw_only=True):
     relative_error: see `reference.relative_error`, over checked_rows queries; tolerance: of it. p20_us, p50_us, p80_us:
     on a GPU its own time, with a warm second-level cache; else wall time. What follows is blank on CPUs. timing: how a
     GPU was timed (`Timing.method`); cold_us: with a cold cache; latency_us: a call and the wait for it, by the host's
-    clock; host_us: until a call returns; byte_floor_us: `_ceilings.floor_bytes` at the bandwidth of a copy;
-    floor_fraction: of p50_us; ceiling_fraction: executed_gflops over `_ceilings.softmax_bound_gflops`. turns: how often
+    clock; host_us: until a call returns; byte_floor_us: `ceilings.floor_bytes` at the bandwidth of a copy;
+    floor_fraction: of p50_us; ceiling_fraction: executed_gflops over `ceilings.softmax_bound_gflops`. turns: how often
     it was measured, in turns with others: of several, rse is the standard error between them, else that within one.
     chosen, tuned_s: of a tuned schedule, the tiles and the solver of the one that was taken, and the seconds it took.
     """

@@ -127,7 +127,7 @@ class Tokens:
 
     def compared(self, call, expected, tokens, rows, **facts):
         """``(row, call)``: the row of ``call(*tokens)`` with its check of `rows` against `expected` and without a time,
-        and what is to be timed, see `_checks.checked`."""
+        and what is to be timed, see `checks.checked`."""
 
         def columns(found):
             return {**errors(found[:, :, rows], expected), "checked_rows": len(rows)}

@@ -57,7 +57,7 @@ class Settings(sections.Section, frozen=True):
 class Row(rows.Row, frozen=True, kw_only=True):
     """A call on one packed batch.
 
-    call: ``attend``, ``attend_into`` (given memory) or one of `_ragged.MOVES`. exact: whether a provider computes this
+    call: ``attend``, ``attend_into`` (given memory) or one of `run.MOVES`. exact: whether a provider computes this
     batch's attention; otherwise it is a bound, compared with attention over padding, too. relative_error: see
     `reference.relative_error`, over checked_rows rows of the result; tolerance: of it. p20_us, p50_us, p80_us: on a GPU
     its own time, with a warm second-level cache; else wall time. What follows is blank on CPUs. timing: how a GPU was

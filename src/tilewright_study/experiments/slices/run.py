@@ -438,7 +438,7 @@ def rows_of(maps, offers, effort):
 
 
 def _checked(maps, contender):
-    """``(row, call)`` of a contender whose result was compared with the oracle, see `_checks.checked`; one that makes
+    """``(row, call)`` of a contender whose result was compared with the oracle, see `checks.checked`; one that makes
     lists is compared with these."""
     row = maps.known | contender.facts
     if contender.lists is not None and contender.lists.wrong:

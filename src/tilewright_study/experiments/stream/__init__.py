@@ -115,7 +115,7 @@ class Row(rows.Row, frozen=True, kw_only=True):
     controller divided the budget by, loaded: whether a foreign load was on the device.
 
     The contender oracle knows what each path takes and sees in each frame: no other one sees more in time, but by what
-    times were drawn. The load is made such that the slowest path misses its budget under it (`_stream.Contenders`), and
+    times were drawn. The load is made such that the slowest path misses its budget under it (`run.Contenders`), and
     the contender open, which does not see it, runs that one: its share of missed frames is that of loaded ones, by
     construction, and says nothing of it.
     """

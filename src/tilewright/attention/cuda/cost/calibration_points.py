@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewright.attention.cuda.tile_lists import BYTES, INTERVALS, RANKS, Item, Part, TileLists
 
-# The variants of the kernel, see `calibration_record.Kernel`.
+# The variants of the kernel, see `record.Kernel`.
 VARIANTS = (None, *RANKS, INTERVALS, BYTES, 0)
 # Steps of an item, without and with a mask, that tell the parts of its time apart.
 STEPS = ((2, 2), (16, 2), (2, 16))
