@@ -31,7 +31,7 @@ DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if TRITON_DEVICE == 
 @pytest.fixture(params=EXECUTORS)
 def device(request, monkeypatch):
     """Where the executor of a test runs; its batches are all that `ragged` makes there."""
-    monkeypatch.setitem(pack.EXECUTORS, EXECUTORS[request.param], f"tilewright.devices.{KINDS[request.param]}.packed")
+    monkeypatch.setitem(pack.EXECUTORS, EXECUTORS[request.param], f"tilewright.packed.{KINDS[request.param]}.executor")
     pack._executor.cache_clear()
     yield torch.device(EXECUTORS[request.param])
     pack._executor.cache_clear()
@@ -125,7 +125,7 @@ def test_batches(data):
     width = data.draw(st.sampled_from([1, 3, 32]), "width")
     for kind, at in EXECUTORS.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(pack.EXECUTORS, at, f"tilewright.devices.{KINDS[kind]}.packed")
+            patch.setitem(pack.EXECUTORS, at, f"tilewright.packed.{KINDS[kind]}.executor")
             pack._executor.cache_clear()
             keep = keeping(lengths, n, at)
             x, fill = tokens(len(lengths), n, width, device=at), tokens(len(lengths), n, width, device=at, seed=2)
@@ -177,7 +177,7 @@ def test_packed_tokens_are_padded_and_packed_again(fused, data):
     seed, spare = data.draw(st.integers(0, 9), "seed"), data.draw(st.integers(0, 20), "spare")
     for kind, at in EXECUTORS.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(pack.EXECUTORS, at, f"tilewright.devices.{KINDS[kind]}.packed")
+            patch.setitem(pack.EXECUTORS, at, f"tilewright.packed.{KINDS[kind]}.executor")
             patch.setattr(cuda_packed, "FUSED", fused)
             pack._executor.cache_clear()
             before = pack.pack(keeping(lengths, n, at), sum(lengths) + spare)

@@ -255,8 +255,8 @@ def test_keys_that_items_share_are_gathered_once():
 
 
 def test_a_chunk_is_cut_to_the_caches(monkeypatch):
-    tiny = cpu_launch.targets.describe("cpu") | {"l2_bytes": 1 << 12}
-    monkeypatch.setattr(cpu_launch.targets, "describe", lambda kind: tiny)
+    tiny = cpu_launch.devices.describe("cpu") | {"l2_bytes": 1 << 12}
+    monkeypatch.setattr(cpu_launch.devices, "describe", lambda kind: tiny)
     assert_close(*run(plans.pattern(97, 61), ["8x1"], batch=3))
 
 

@@ -826,6 +826,6 @@ def test_the_command_line_fails_in_one_line_and_writes_nothing(tmp_path):
 
 
 def test_importing_the_models_stays_light():
-    code = "import sys; from tilewright import models; models.members(); models.parse('vil-tiny-224-s1');"
+    code = "import sys; from tilewright import masks; masks.members(); masks.parse('vil-tiny-224-s1');"
     code += "print([m for m in ('torch', 'scipy', 'skimage', 'PIL', 'numba', 'matplotlib') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -82,9 +82,9 @@ def test_another_variant_is_refused():
 
 def test_networks_of_maps_are_named_without_torch():
     code = (
-        "import sys; from tilewright import networks, models\n"
+        "import sys; from tilewright import masks, networks\n"
         "assert networks.parse('segformer-b2-512x1024')[1]['image_size'] == (512, 1024)\n"
-        "assert networks.parse('swin-tiny-512')[0] == 'swin' and models.parse('swin-tiny-512-s2-shifted')\n"
+        "assert networks.parse('swin-tiny-512')[0] == 'swin' and masks.parse('swin-tiny-512-s2-shifted')\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""Predictions run on every target: the GPU's on a GPU where there is one, else under Triton's interpreter."""
+"""Predictions run on every device: the GPU's on a GPU where there is one, else under Triton's interpreter."""
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ def forget():
 
 @pytest.fixture(params=PLACES)
 def device(request, monkeypatch):
-    """Where the target of a test runs; its lists are all that `slices` makes there."""
+    """Where the executor of a test runs; its lists are all that `slices` makes there."""
     place = PLACES[request.param]
-    monkeypatch.setitem(operators.EXECUTORS, place, f"tilewright.devices.{request.param}.slices")
-    monkeypatch.setitem(prediction.SELECTIONS, place, f"tilewright.devices.{request.param}.slice_selection")
+    monkeypatch.setitem(operators.EXECUTORS, place, f"tilewright.slices.{request.param}.executor")
+    monkeypatch.setitem(prediction.SELECTIONS, place, f"tilewright.slices.{request.param}.selection")
     forget()
     yield torch.device(place)
     forget()

@@ -13,7 +13,7 @@ PLACES = {"cpu": "cpu", "cuda": TRITON_DEVICE}
 def device(request, monkeypatch):
     """Where the executor of a test runs; its lists are all that `slices` makes there."""
     place = PLACES[request.param]
-    monkeypatch.setitem(operators.EXECUTORS, place, f"tilewright.devices.{request.param}.slices")
+    monkeypatch.setitem(operators.EXECUTORS, place, f"tilewright.slices.{request.param}.executor")
     operators.executor.cache_clear()
     yield torch.device(place)
     operators.executor.cache_clear()

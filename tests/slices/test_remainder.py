@@ -68,8 +68,8 @@ def predicted(request, device, monkeypatch):
     """Keys are chosen where lists are made."""
     from tilewright.slices import prediction
 
-    target = request.node.callspec.params["device"]
-    monkeypatch.setitem(prediction.SELECTIONS, device.type, f"tilewright.devices.{target}.slice_selection")
+    kind = request.node.callspec.params["device"]
+    monkeypatch.setitem(prediction.SELECTIONS, device.type, f"tilewright.slices.{kind}.selection")
     prediction._selection.cache_clear()
     yield
     prediction._selection.cache_clear()

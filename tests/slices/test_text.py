@@ -26,8 +26,8 @@ SCALE = 64**-0.5
 @pytest.fixture
 def device(request, device, monkeypatch):
     """Where the executor of a test runs, with what chooses keys there."""
-    target = request.node.callspec.params["device"]
-    monkeypatch.setitem(prediction.SELECTIONS, device.type, f"tilewright.devices.{target}.slice_selection")
+    kind = request.node.callspec.params["device"]
+    monkeypatch.setitem(prediction.SELECTIONS, device.type, f"tilewright.slices.{kind}.selection")
     for cache in (prediction._selection, prediction._memory):
         cache.cache_clear()
     yield device

@@ -366,7 +366,8 @@ def test_variants_are_compiled_side_by_side(monkeypatch):
     monkeypatch.setattr(calibration.os, "sched_getaffinity", lambda pid: set(range(3)))
     form = config.KernelConfig(maxnreg=96)
     calibration.compile_ahead([(TILE, form), (tiles.parse("32x1"), form)], 64, "bfloat16")
-    assert len(started) == 3 and all(command[3:5] == ["64", "bfloat16"] for command in started)
+    assert len(started) == 3
+    assert all(command[1:5] == ["-m", calibration.__name__, "64", "bfloat16"] for command in started)
     jobs = sorted(job for command in started for job in command[5:])
     assert jobs == sorted(
         f"{tile},{rank},{split},64,2,4,96,32,gather"

@@ -450,7 +450,7 @@ def test_processes_say_what_they_have_done(monkeypatch):
     monkeypatch.setattr(calibration.subprocess, "Popen", Process)
     monkeypatch.setattr(calibration.os, "sched_getaffinity", lambda pid: {0})
     jobs = [form_search._job(TILE, form) for form in among()]
-    assert calibration.side_by_side("form_search", 64, "bfloat16", jobs) == set(jobs[::2])
+    assert calibration.side_by_side(form_search.__name__, 64, "bfloat16", jobs) == set(jobs[::2])
 
 
 def test_a_process_compiles_all_candidates_that_it_can(monkeypatch, capsys):

@@ -236,15 +236,15 @@ def compile_ahead(chosen, head_dim, dtype):
     """
     variants = list(itertools.product(VARIANTS, (False, True)))
     jobs = [f"{tile.name},{rank},{split:d},{forms.as_word(form)}" for tile, form in chosen for rank, split in variants]
-    side_by_side("calibration", head_dim, dtype, jobs)
+    side_by_side(__name__, head_dim, dtype, jobs)
 
 
 def side_by_side(module, head_dim, dtype, jobs):
-    """Have processes of a `module` beside this one do `jobs`, words each; returns the jobs that they say are done."""
+    """Have processes of a `module`, by its name, do `jobs` beside this one, words each; returns the jobs that they say are done."""
     n = min(len(jobs), len(os.sched_getaffinity(0)))
     source = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", f"tilewright.devices.cuda.{module}", str(head_dim), dtype]
+    command = [sys.executable, "-m", module, str(head_dim), dtype]
     with tempfile.TemporaryFile("w+") as said:
         where = {"stdout": said, "stderr": subprocess.DEVNULL}
         running = [subprocess.Popen([*command, *jobs[i::n]], env=environment, **where) for i in range(n)]

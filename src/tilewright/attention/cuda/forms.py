@@ -26,8 +26,12 @@ VERSION = 2
 MOST = 2
 # What the fastest form depends on beside the device.
 CODE = tuple(
-    f"tilewright.devices.cuda.{name}"
-    for name in ("config", "form_search", "online_softmax", "tile_kernel", "tile_lists", "tile_warp_kernel", "warps")
+    f"tilewright.{name}"
+    for name in (
+        *(f"attention.cuda.{name}" for name in ("config", "tile_kernel", "tile_lists", "tile_warp_kernel")),
+        "attention.cuda.cost.form_search",
+        *(f"devices.cuda.{name}" for name in ("online_softmax", "warps")),
+    )
 )
 # The facts of a device that a calibration holds for.
 FACTS = ("name", "capability", "multiprocessors", "driver")

@@ -43,7 +43,7 @@ class OfSlices:
 
     kind: Kind
 
-    MODULE: ClassVar = "slice_form_search"
+    MODULE: ClassVar = __name__
     # Nothing chooses between two by the lists of a call.
     MOST: ClassVar = 1
     read: ClassVar = staticmethod(config.read)

@@ -14,8 +14,11 @@ from tilewright.slices.cuda import config
 
 # What the fastest form depends on beside the device.
 CODE = tuple(
-    f"tilewright.devices.cuda.{name}"
-    for name in ("online_softmax", "slice_config", "slice_form_search", "slice_kernels", "slice_warp_kernel", "warps")
+    f"tilewright.{name}"
+    for name in (
+        *(f"slices.cuda.{name}" for name in ("config", "form_search", "kernels", "warp_kernel")),
+        *(f"devices.cuda.{name}" for name in ("online_softmax", "warps")),
+    )
 )
 
 

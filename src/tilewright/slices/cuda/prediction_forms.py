@@ -16,11 +16,8 @@ from tilewright.slices.cuda import forms as slice_forms
 
 # What the fastest form depends on beside the device.
 CODE = tuple(
-    f"tilewright.devices.cuda.{name}"
-    for name in (
-        *("slice_code_kernels", "slice_prediction_forms", "slice_prediction_search"),
-        *("slice_selection", "slice_selection_kernels"),
-    )
+    f"tilewright.slices.cuda.{name}"
+    for name in ("code_kernels", "prediction_forms", "prediction_search", "selection", "selection_kernels")
 )
 # Of a large GPU, eight for each multiprocessor: many short programs share a few that are late.
 PROGRAMS = 1056

@@ -46,7 +46,7 @@ class OfPrediction:
 
     kind: Kind
 
-    MODULE: ClassVar = "slice_prediction_search"
+    MODULE: ClassVar = __name__
     MOST: ClassVar = 1
     read: ClassVar = staticmethod(prediction_forms.read)
     as_stated: ClassVar = staticmethod(prediction_forms.as_stated)

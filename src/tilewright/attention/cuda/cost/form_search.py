@@ -48,7 +48,7 @@ class OfTile:
     head_dim: int
     dtype: str
 
-    MODULE: ClassVar = "form_search"
+    MODULE: ClassVar = __name__
     MOST: ClassVar = forms.MOST
     read: ClassVar = staticmethod(config.read)
     as_stated: ClassVar = staticmethod(forms.as_stated)
