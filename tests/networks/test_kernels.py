@@ -33,7 +33,7 @@ def images():
 
 @pytest.fixture
 def kernels(monkeypatch, tmp_path):
-    """A target's kernels: torch's operators, counted. wrong: forms whose result is off; slow: those that take long;
+    """A device's kernels: torch's operators, counted. wrong: forms whose result is off; slow: those that take long;
     timed: how many candidates were. What is chosen is kept in `tmp_path`."""
     told = SimpleNamespace(runs=[], wrong=set(), refused=set(), slow={"torch"}, timed=0)
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))

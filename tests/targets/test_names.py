@@ -11,7 +11,7 @@ SOURCES = Path(devices.__file__).parents[2]
 
 
 def compared(source):
-    """Lines of Python `source` that compare something with the name of a target."""
+    """Lines of Python `source` that compare something with the name of a device."""
     tree = ast.parse(source)
     return [
         node.lineno

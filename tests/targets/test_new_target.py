@@ -43,7 +43,7 @@ def command(tmp_path_factory):
     return run
 
 
-def test_the_commands_profile_schedule_and_time_on_a_new_target(command, tmp_path):
+def test_the_commands_profile_schedule_and_time_on_a_new_device(command, tmp_path):
     ordered = plans.reordered(plans.pattern(75, 63, n_global=2, empty=3), heads=2, head_dim=16)
     graph.save(tmp_path / "graph.npz", ordered)
     made, profiles = [tmp_path / f"{name}.npz" for name in TILES], [tmp_path / f"{name}.json" for name in TILES]

@@ -19,15 +19,15 @@
 
 ``mask_cost.py``, optional.
     ``mask_cost(graph, row_ptr, head_dim)``: how many times as much work costs with the masks of these groups of rows as
-        without. A target without it applies masks at no cost.
+        without. A device without it applies masks at no cost.
 
-``forms.py``, optional: kernels that may be compiled in several forms. A target without it has one.
+``forms.py``, optional: kernels that may be compiled in several forms. A device without it has one.
     ``stated(tile, head_dim, dtype)``: the forms of a tile on this device that a pattern may be fastest with, a tuple of
         JSON-able dicts. ``probe.measure`` takes one as ``form``. The executor takes it from ``Schedule.forms``, where a
         schedule states it, else the first.
 
 ``backward.py``, optional: ``gradients(executor, q, k, v, out, grad) -> (dq, dk, dv)`` of ``out = executor(q, k, v)``.
-    Calls on a target without it that need a gradient are refused. Also, optional, of executors with a bias,
+    Calls on a device without it that need a gradient are refused. Also, optional, of executors with a bias,
     ``gradients_with_bias(…) -> (dq, dk, dv, d_table)``: the last float32 [H, T], the sums over the pairs of each entry.
     Without it, calls that need a gradient of a bias are refused. ``TAKES_UNITS`` and ``BIAS_TAKES_UNITS``: True where
     these take several patterns in one plan (`attention.units`); refused without.

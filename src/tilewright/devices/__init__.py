@@ -112,7 +112,7 @@ def _identity(device):
 
 
 def facts(kind: str | None) -> ModuleType:
-    """The module of a target's facts. Raises `DeviceError` for a kind that is not known."""
+    """The module of a device's facts. Raises `DeviceError` for a kind that is not known."""
     return import_module(f"{__name__}.{_known(kind)}.facts")
 
 

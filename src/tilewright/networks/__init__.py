@@ -147,7 +147,7 @@ def choose_kernels(network, images, paths=(None,), *, anew=False):
     such kernels the weights of convolutions lie channels last in memory from then on, which ``safetensors`` does not
     save as they are.
 
-    Candidates are torch's operators, and the forms of kernels that the images' target has for them. Each is first
+    Candidates are torch's operators, and the forms of kernels that the images' device has for them. Each is first
     compared with float32, of the same arguments; then timed. The network runs the chosen ones from then on. What was
     fastest is kept on disk (`$TILEWRIGHT_CACHE`) for this device, torch, triton and this code: where it is there it is
     compared again, not timed. anew: time all.

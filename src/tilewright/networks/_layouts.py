@@ -12,7 +12,7 @@ Both layouts offer
     ``pack(x, keep, capacity)``: the tokens that are kept, bool [B, L], as a packing of `tilewright.packed.pack`.
     ``first(x)``: the class tokens, [B, *].
     ``check()``: raise `PatternError` when the tokens were more than the layout could hold; waits for the device.
-    ``choice``: of a layout that a pruning made, the `pruners.Choice` by which the network made it.
+    ``choice``: of a layout that a pruning made, the `packed.pruners.Choice` by which the network made it.
 
 None but `check` waits for the device.
 """

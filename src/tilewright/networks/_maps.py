@@ -65,7 +65,7 @@ EXACT = torch.float32, torch.float64
 
 
 class Operators:
-    """The operators of one network for which a target may have kernels: torch's, or by sizes the kernel that was chosen
+    """The operators of one network for which a device may have kernels: torch's, or by sizes the kernel that was chosen
     (`networks.choose_kernels`). Kernels serve inference: where gradients are recorded torch's operators run.
 
     chosen: ``{sizes: name of a form}``, see `sizes`. seen: a dict that takes the arguments of every call, or None.
@@ -276,7 +276,7 @@ def run(operator, arguments, form):
 
 
 def forms(name, device):
-    """``{name of a form: form}`` of the kernels that the target of `device` has for an operator."""
+    """``{name of a form: form}`` of the kernels that `device` has for an operator."""
     module = backends.maps(device.type)
     return {} if module is None else {str(form): form for form in module.FORMS[name]}
 

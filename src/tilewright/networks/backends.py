@@ -1,6 +1,6 @@
 """Kernels on feature maps of each kind of device: ``networks/<device>``. Contract of the folder:
 
-``maps.py``, optional: kernels for networks that make maps. A target without it runs torch's operators alone.
+``maps.py``, optional: kernels for networks that make maps. A device without it runs torch's operators alone.
     ``FORMS``: ``{operator: forms}``, those worth timing. ``REFUSALS``: what is raised for a form that does not fit.
     ``copier(device) -> callable(out, x)``: copies x to out, contiguous tensors of one shape and type on that
         ``torch.device``, at the least cost for the host.

@@ -47,7 +47,7 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
     """One network. image_size: pixels a side, or (height, width), of patches of 16; what is left over at the right and
     at the bottom is not seen.
 
-    pruner: of `pruners.NAMES`. pruner_settings: its settings, see its ``Params``; its own where not stated.
+    pruner: of `packed.pruners.NAMES`. pruner_settings: its settings, see its ``Params``; its own where not stated.
     """
 
     variant: str

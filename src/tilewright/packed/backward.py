@@ -1,7 +1,7 @@
 """Gradients of the operators of packed batches: what gathers in one direction sums in the other (training).
 
-All but that of attention are operators of the same batch again. That one is a method of a target's executor,
-``attend_backward(lists, q, k, v, out, grad) -> (dq, dk, dv)``; targets without it refuse what needs a gradient, by
+All but that of attention are operators of the same batch again. That one is a method of a device's executor,
+``attend_backward(lists, q, k, v, out, grad) -> (dq, dk, dv)``; devices without it refuse what needs a gradient, by
 name.
 """
 

@@ -23,7 +23,7 @@ from tilewright.packed import backends, backward
 from tilewright.packed import lists as packed_lists
 from tilewright.packed.lists import BAD, EMPTY, KEPT, PackedOffsets
 
-# Modules of the targets that run packed batches, by torch's name of their device.
+# Modules of the devices that run packed batches, by torch's name of their device.
 EXECUTORS = {kind: devices.modules(kind, "packed.executor")[-1] for kind in backends.kinds()}
 # Queries of a work item: those of one tensor-core product of a warp group, fewer where images have fewer tokens.
 ROWS, FEWEST_ROWS = 64, 16

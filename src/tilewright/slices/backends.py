@@ -1,6 +1,6 @@
 """What runs slices on each kind of device: ``slices/<device>``. Contract of the folder:
 
-``executor.py``, optional: attention of groups of queries to lists of keys. A target without it runs no slices.
+``executor.py``, optional: attention of groups of queries to lists of keys. A device without it runs no slices.
     ``Executor(layout, device)``, for a `slices.layout.Layout`. Tensors are those of `slices.layout.SliceLists`; nothing
     waits for the device. Its methods:
     ``from_mask(mask) -> (keys, counts, order, state)``: lists of the keys that bool [B or 1, H or 1, G, N_k] flags, the
@@ -34,5 +34,5 @@ def runs(kind: str) -> bool:
 
 
 def kinds() -> tuple[str, ...]:
-    """Names of the targets that run slices."""
+    """Names of the devices that run slices."""
     return tuple(filter(runs, devices.NAMES))

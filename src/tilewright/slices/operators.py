@@ -19,7 +19,7 @@ from tilewright.devices import qkv
 from tilewright.slices import backends
 from tilewright.slices.layout import STATE, Layout
 
-# Modules of the targets that run slices, by torch's name of their device.
+# Modules of the devices that run slices, by torch's name of their device.
 EXECUTORS = {kind: devices.modules(kind, "slices.executor")[-1] for kind in backends.kinds()}
 
 _LIBRARY = library.Library("tilewright", "FRAGMENT")
@@ -28,7 +28,7 @@ _LIBRARY = library.Library("tilewright", "FRAGMENT")
 # An executor holds no tensors: a few kilobytes.
 @lru_cache(256)
 def executor(layout: Layout, device: torch.device):
-    """The executor of a target for lists of `layout` on `device`. Raises `DeviceError` where there is none."""
+    """The executor of a device for lists of `layout` on `device`. Raises `DeviceError` where there is none."""
     if device.type not in EXECUTORS:
         raise DeviceError(f"expected tensors on one of {', '.join(EXECUTORS)}, found {device}")
     return import_module(EXECUTORS[device.type]).Executor(layout, device)

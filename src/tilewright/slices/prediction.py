@@ -29,7 +29,7 @@ from tilewright.slices.layout import (
 )
 from tilewright.slices.predictors.given import of_function
 
-# Modules of the targets that choose keys, by torch's name of their device.
+# Modules of the devices that choose keys, by torch's name of their device.
 SELECTIONS = {kind: devices.modules(kind, "slices.selection")[-1] for kind in backends.kinds()}
 # Keys of a list at least, unless fewer are asked for.
 LEAST = 64
@@ -335,7 +335,7 @@ def _cut(layout, part, name, x):
 
 @lru_cache(256)
 def _selection(layout, device):
-    """The `Selection` of a target for (a part of) a layout."""
+    """The `Selection` of a device for (a part of) a layout."""
     return import_module(SELECTIONS[device.type]).Selection(layout, device)
 
 

@@ -4,7 +4,7 @@ What a scene holds is a function of ``(seed, split, index)``: all of it is drawn
 that key, on the host. A scene can be drawn at any size. Lengths are in the shorter side of the frame, from its middle.
 
 A list of scenes is first worked out (`listed`): for each object which texels it reads, by which affine map, which
-colours it takes. Then it is drawn (`drawn`): on a CPU by `_compiled`, elsewhere by the target's kernel.
+colours it takes. Then it is drawn (`drawn`): on a CPU by `_compiled`, elsewhere by the device's kernel.
 """
 
 import math
@@ -191,7 +191,7 @@ def listed(split: str, drawn: Numbers, scene: Things, pixels: tuple[int, int], *
 def drawn(scenes: Listed, pixels: tuple[int, int], device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
     """Images uint8 [B, 3, H, W] and labels uint8 [B, H, W] of scenes, on `device`.
 
-    By the kernel of its target, where it has one, else on the CPU. Two devices round some pixels otherwise, by one.
+    By the kernel of its kind, where it has one, else on the CPU. Two devices round some pixels otherwise, by one.
     """
     device = torch.device(device)
     if (kernels := backends.scenes(device.type)) is None:

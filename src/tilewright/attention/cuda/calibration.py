@@ -240,7 +240,7 @@ def compile_ahead(chosen, head_dim, dtype):
 
 
 def side_by_side(module, head_dim, dtype, jobs):
-    """Have processes of a `module`, by its name, do `jobs` beside this one, words each; returns the jobs that they say are done."""
+    """Have processes of `module`, a dotted name, do `jobs`, words each; returns the jobs that they say are done."""
     n = min(len(jobs), len(os.sched_getaffinity(0)))
     source = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}

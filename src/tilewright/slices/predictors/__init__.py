@@ -4,7 +4,7 @@ Contract of a member module:
     ``Params``: a frozen `Settings` of what a user can choose.
     ``group_bytes(params, layout, head_dim) -> int``: memory that the codes of a group take, and what they are made of.
     ``codes(selection, q, k, params, *, scale, **tensors) -> uint8 [B, H, G, N_k]``: codes of the shares, see
-        `tilewright.slices.selection`. selection: that of the target where q and k lie; all device code is its. q
+        `tilewright.slices.selection`. selection: that of the device where q and k lie; all code of a device is its. q
         [B, H, N_q, D], k [B, H, N_k, D]: views, maybe of some heads or groups only. tensors: those of ``Params.takes``,
         cut likewise; None where none was given.
     ``mask(params, layout, device) -> bool [1, 1, G, N_k]``, where ``Params.takes`` names the mask: what is used where
