@@ -47,11 +47,11 @@ REACH_LEAF = [
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """The folder of a small package that `provenance` reads in place of its own."""
-    root = tmp_path / "tilewright"
+    root = tmp_path / "src" / "tilewright"
     for name, text in SOURCES.items():
         (root / name).parent.mkdir(exist_ok=True, parents=True)
         (root / name).write_text(text)
-    monkeypatch.setattr(provenance, "_ROOT", root)
+    monkeypatch.setattr(provenance, "_ROOT", root.parent)
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     forget()
     yield root
@@ -179,7 +179,7 @@ def test_graphs_change_with_the_network_whose_gate_makes_them(
 ):
     root = tmp_path / "tilewright"
     shutil.copytree(Path(tilewright.__file__).parent, root, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(provenance, "_ROOT", root)
+    monkeypatch.setattr(provenance, "_ROOT", root.parent)
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     modules = [name.removeprefix("tilewright.") for name in masks.modules(workload, overrides)]
     before = digest(*modules)
@@ -326,7 +326,7 @@ def test_code_tells_apart(one, other):
 
 def test_the_commit_is_that_of_the_checkout(package, monkeypatch):
     def git(*arguments):
-        subprocess.run(["git", "-C", package, "-c", "user.name=n", "-c", "user.email=e", *arguments], check=True)
+        subprocess.run(["git", "-C", package.parent, "-c", "user.name=n", "-c", "user.email=e", *arguments], check=True)
 
     def found():
         provenance.commit.cache_clear()
@@ -336,11 +336,11 @@ def test_the_commit_is_that_of_the_checkout(package, monkeypatch):
     assert found() == "abc1234"
     git("init", "-q", ".")
     # A checkout that the package is no part of does not count.
-    (package / "README").write_text("other")
+    (package.parent / "README").write_text("other")
     git("add", "README"), git("commit", "-qm", "other")
     assert found() == "abc1234"
     git("add", "."), git("commit", "-qm", "package")
-    head = subprocess.run(["git", "-C", package, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    head = subprocess.run(["git", "-C", package.parent, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
     assert found() == head[:10]
     (package / "leaf.py").write_text("VALUE = 2\n")
     assert found() == f"{head[:10]}+"
