@@ -67,9 +67,9 @@ def _cut(title, ordered, cover):
 
 def draw(panels, name, path):
     """Draw `panels` side by side and write them to `path`."""
-    from matplotlib.patches import Patch
-
     with style.context():
+        from matplotlib.patches import Patch
+
         drawn = style.figure(4.2 * len(panels) + 0.3, 5.2)
         used, outlined = {}, False
         for axes, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.attention.blocks import tiles
 from tilewright.core import artifacts
-from tilewright.core.errors import ArtifactError
+from tilewright.core.errors import ArtifactError, need
 
 # Of an allowed pair of query and key, and of a block's edges.
 ENTRY, OUTLINE = "#08306B", "#C05000"
@@ -43,8 +43,7 @@ _RC = {
 @contextlib.contextmanager
 def context():
     """Draw in the house style, whatever the user's own settings are; they are back afterwards."""
-    import matplotlib
-
+    matplotlib = need("matplotlib", "pictures", "study")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_RC)

@@ -1,5 +1,8 @@
 """Every error that a user can meet. Each says what was expected, what was found and what is known."""
 
+from importlib import import_module
+from types import ModuleType
+
 
 class TilewrightError(Exception):
     """Base of all errors raised on purpose by this package."""
@@ -64,6 +67,14 @@ class Unavailable(TilewrightError):
 
 class BudgetError(TilewrightError):
     """A budget of time that is no positive number, or that no path of a table promises to meet."""
+
+
+def need(module: str, what: str, extra: str, error: type[TilewrightError] = Unavailable) -> ModuleType:
+    """The optional package `module`, or an `error` that says what needs it, and with which extra it comes."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise error(f"{what} need {module.partition('.')[0]}: {install(extra)}") from None
 
 
 def install(extra: str = "push") -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.core import registry, sides
-from tilewright.core.errors import ArtifactError, UnknownNameError
+from tilewright.core.errors import ArtifactError, UnknownNameError, need
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ def opened(where):
 
     Raises `ArtifactError`.
     """
-    from PIL import Image, ImageOps
-
+    Image, ImageOps = _pillow()
     try:
         with Image.open(where) as image:
             turned = ImageOps.exif_transpose(image)
@@ -105,8 +104,7 @@ def read_rgb(where):
 
     Raises `ArtifactError` for what is no image, and for one whose white is not known.
     """
-    from PIL import Image
-
+    Image, _ = _pillow()
     image = opened(where)
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
         # Pillow's own conversion cuts them at 255.
@@ -126,13 +124,18 @@ def read_rgb(where):
 
 
 def _carried(photograph):
+    need("skimage", "photographs", "study")
     return Path(str(files("skimage") / "data" / photograph.file))
+
+
+def _pillow():
+    """Pillow's modules ``Image`` and ``ImageOps``. Raises `Unavailable` where it is not installed."""
+    return need("PIL.Image", "images", "study"), need("PIL.ImageOps", "images", "study")
 
 
 def _cut(where, size, mode):
     """float32 [channels, height, width] of a file of this mode."""
-    from PIL import Image, ImageOps
-
+    Image, ImageOps = _pillow()
     image = opened(where)
     if image.mode != mode:
         raise ArtifactError(f"{where}: expected an {mode} image, found mode {image.mode}; convert it first")

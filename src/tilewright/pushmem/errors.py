@@ -1,6 +1,7 @@
 """Errors of push-memory programs and of their mapping."""
 
-from tilewright.core.errors import TilewrightError, install
+from tilewright.core import errors
+from tilewright.core.errors import TilewrightError
 
 
 class ProgramError(TilewrightError):
@@ -21,9 +22,4 @@ class RunError(TilewrightError):
 
 def need(module: str, extra: str = "push"):
     """The optional package `module`, or an error that says with which `extra` to install it."""
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ProgramError(f"push memories need {module}: {install(extra)}") from None
+    return errors.need(module, "push memories", extra, ProgramError)
