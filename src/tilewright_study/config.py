@@ -158,7 +158,7 @@ class Shared(Section, frozen=True, kw_only=True):
     experiments: tuple[str, ...]
     recorded: str | None
     device: str
-    dtype: Literal["float32", "float16", "bfloat16"]
+    dtype: sections.Dtype
     workloads: tuple[str, ...]
     models: dict[str, dict]
     orders: tuple[str, ...]

@@ -6,10 +6,13 @@ them, so that the schema for editors says the same.
 
 import inspect
 import re
+from typing import Literal
 
 import msgspec
 
 from tilewright.core.errors import ConfigError, TilewrightError
+
+Dtype = Literal["float32", "float16", "bfloat16"]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

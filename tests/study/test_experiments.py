@@ -305,6 +305,19 @@ def test_its_mistakes_are_named(source, tmp_path):
         assert status != 0 and message in printed
 
 
+def test_an_experiment_may_have_a_type_of_its_own():
+    stated = yaml.safe_load((ROOT / "config.yaml").read_text())
+    stated["ragged"]["dtype"] = "float16"
+    study = config.load(stated)
+    found = {
+        name: experiments.arguments(name, study, experiments.cases(name, study)[0]) for name in ("ragged", "pruned")
+    }
+    assert {name: flags[flags.index("--dtype") + 1] for name, flags in found.items()} == {
+        "ragged": "float16",
+        "pruned": study.dtype,
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "row"),
     [

@@ -124,8 +124,9 @@ def arguments(name, config, case):
     """The flags that run a case: a list of words for a shell, quoted."""
     stated = msgspec.to_builtins(member(name).settings(config, case))
     pairs = (shlex.quote(f"{key}={json.dumps(value)}") for key, value in stated.items())
+    dtype = getattr(getattr(config, section_of(name)), "dtype", None) or config.dtype
     timing = f"--rse {config.timing.rse} --min-repetitions {config.timing.min_repetitions}"
-    flags = f"--device {config.device} --dtype {config.dtype} --seed {config.seed} {timing}"
+    flags = f"--device {config.device} --dtype {dtype} --seed {config.seed} {timing}"
     return ["--set", *pairs, *flags.split()]
 
 

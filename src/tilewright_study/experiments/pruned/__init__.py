@@ -26,6 +26,7 @@ class Section(sections.Section, frozen=True):
     batching: how a network continues with images that keep different numbers of tokens; unpruned drops none
     modes: the batches of each mode, that is eager, graph (a CUDA graph), compile, compile_graph (both)
     network_modes: modes of networks that have their own
+    dtype: of tokens and weights; null is that of the study
     max_seconds: a timing stops after this time, in seconds
     """
 
@@ -34,6 +35,7 @@ class Section(sections.Section, frozen=True):
     batching: tuple[str, ...]
     modes: dict[str, tuple[int, ...]]
     network_modes: dict[str, dict[str, tuple[int, ...]]]
+    dtype: sections.Dtype | None
     max_seconds: float
 
     def check(self, config):

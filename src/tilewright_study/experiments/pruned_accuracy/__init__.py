@@ -54,6 +54,7 @@ class Section(sections.Section, frozen=True):
     crops: images that each is judged by, of known objects and as many of novel ones
     batching: how a network continues with images that keep different numbers of tokens; unpruned drops none
     modes: the batches of each mode, as in pruned
+    dtype: of tokens and weights; null is that of the study
     max_seconds: a timing stops after this time, in seconds
     """
 
@@ -63,6 +64,7 @@ class Section(sections.Section, frozen=True):
     crops: Positive
     batching: tuple[str, ...]
     modes: dict[str, tuple[int, ...]]
+    dtype: sections.Dtype | None
     max_seconds: float
 
     def check(self, config):

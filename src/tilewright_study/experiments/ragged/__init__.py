@@ -23,6 +23,7 @@ class Section(sections.Section, frozen=True):
     lengths: pairs (low, high); the tokens of an image are drawn uniformly from them
     shape_lengths: those of a shape that has its own, by "<heads>x<head_dim>"
     attention: for each provider, ours and its baselines, the numbers of images it is timed with; none leaves it out
+    dtype: of tokens and weights; null is that of the study
     max_seconds: a timing stops after this time, in seconds
     """
 
@@ -30,6 +31,7 @@ class Section(sections.Section, frozen=True):
     lengths: tuple[tuple[int, int], ...]
     shape_lengths: dict[str, tuple[tuple[int, int], ...]]
     attention: dict[str, tuple[int, ...]]
+    dtype: sections.Dtype | None
     max_seconds: float
 
     def check(self, config):
