@@ -1,7 +1,11 @@
 """Recorded runs: what is there is kept, what is missing is named, and nothing else takes their place."""
 
 import json
+import os
 import shutil
+import signal
+import threading
+import time
 
 import pytest
 
@@ -19,6 +23,7 @@ MEASURED = """\
 import os, pathlib, shutil, sys, time
 work, asked = pathlib.Path(sys.argv[sys.argv.index("--directory") + 1]), sys.argv[sys.argv.index("--") + 1 :]
 here = pathlib.Path(__file__).parent
+(here / "pid").write_text(str(os.getpid()))
 status = 0
 for path in filter(lambda path: not (work / path).exists(), asked):
     if path in os.environ.get("BROKEN", "") or not (here / pathlib.Path(path).name).exists():
@@ -78,6 +83,25 @@ def test_what_time_ended_is_named_and_goes_on_in_the_next_call(checkout, monkeyp
     assert (checkout / "build/record/box/results/logs/heatmap/224.csv").stat().st_mtime_ns == kept
     _, rows = _rows.read(checkout / "expected/box/heatmap.csv", experiments.row_types())
     assert [row["resolution"] for row in rows] == ["224", "512"]
+
+
+def test_who_is_ended_leaves_nothing_running(checkout, monkeypatch):
+    monkeypatch.setenv("ENDLESS", "results/logs/heatmap/512.csv")
+    there = checkout / "build/record/box/results/logs/heatmap/224.csv"
+
+    def end():
+        while not there.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    with pytest.raises(SystemExit):
+        record.run("box", [], 1, checkout)
+    ending.join()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((checkout / "src/snakemake/pid").read_text()), 0)
+    assert not (checkout / "expected").exists()
 
 
 def test_calls_with_other_overlays_add_to_the_run(checkout):

@@ -31,7 +31,7 @@ def run(experiment, case, output, device, dtype, rse, min_repetitions, seed, sta
         if compile_only:
             write_names(output, runner.first_calls(case, chosen, how) if hasattr(runner, "first_calls") else ())
             return
-        with _terminating(), _keeping(output, experiment, rows, place):
+        with terminating(), _keeping(output, experiment, rows, place):
             for row in runner.run(case, chosen, how):
                 rows.append(row)
                 show(module, row)
@@ -67,7 +67,7 @@ def _keep(output, experiment, rows, device):
 
 
 @contextmanager
-def _terminating():
+def terminating():
     """SIGTERM ends the program as an exception does, with the status that shells know it by."""
     if threading.current_thread() is not threading.main_thread():
         yield

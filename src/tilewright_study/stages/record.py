@@ -20,6 +20,7 @@ from tilewright.core import artifacts, provenance
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright_study import config, experiments
 from tilewright_study.measure import rows as _rows
+from tilewright_study.stages.experiment import terminating
 
 RUN = "run.json"
 KIND = "recorded run"
@@ -146,14 +147,16 @@ def _measured(checkout, device, work, given, seconds):
     command += ["--workflow-profile", profile, "--cores", "all", "--keep-going", "--rerun-incomplete", "--nolock"]
     path = os.pathsep.join(filter(None, [str(checkout / "src"), os.environ.get("PYTHONPATH")]))
     work.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen([*command, *given], env={**os.environ, "PYTHONPATH": path}, start_new_session=True)
-    try:
-        return process.wait(seconds) != 0
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        if process.poll() is None:
-            _end(process)
+    environment = {**os.environ, "PYTHONPATH": path}
+    with terminating():
+        process = subprocess.Popen([*command, *given], env=environment, stdin=subprocess.DEVNULL, process_group=0)
+        try:
+            return process.wait(seconds) != 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            if process.poll() is None:
+                _end(process)
 
 
 def _end(process):
