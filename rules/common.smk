@@ -38,7 +38,7 @@ from tilewright_study.tables import _select as select
 # So the order of keys is that file's, too.
 STATED = yaml.safe_load(Path(ROOT, "config.yaml").read_text())
 update_config(STATED, config)
-CONFIG = study.load(STATED)
+CONFIG = study.recorded(study.load(STATED), ROOT)
 
 
 def environment(name):

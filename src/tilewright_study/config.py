@@ -8,6 +8,7 @@ has a default here: ``config.yaml`` names every value. Names are checked against
 """
 
 import json
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -256,6 +257,20 @@ def load(mapping):
     for section in filter(None, stated.values()):
         section.check(config)
     return config
+
+
+def recorded(config, root):
+    """`config`, of a study of the checkout `root`, with those experiments alone that its folder of recorded rows holds:
+    a run may have left some out. Raises `ConfigError` where it holds none."""
+    if config.recorded is None:
+        return config
+    folder = Path(root, config.recorded)
+    there = tuple(name for name in config.experiments if (folder / f"{name}.csv").is_file())
+    if not there:
+        raise ConfigError(
+            f"recorded: expected rows of {', '.join(config.experiments)}, found none in {config.recorded}"
+        )
+    return msgspec.structs.replace(config, experiments=there)
 
 
 def _without_left_out(mapping):

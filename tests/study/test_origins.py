@@ -357,11 +357,11 @@ def test_recorded_rows_that_are_not_there_are_missed(tmp_path):
     figure = tmp_path / "figures/latency_vil.svg"
     figure.parent.mkdir()
     figure.write_text("old")
-    change = {"recorded": "expected/h100", "device": "cuda"}
+    change = {"recorded": "expected/paper/none", "device": "cuda"}
     change["figures"] = {"pattern_workloads": [], "fill_workloads": [], "gantt_workload": None}
     study = overlay(tmp_path / "change.yaml", change)
     status, printed = dry_run(tmp_path, "figures/latency_vil.svg", "--cores", "2", "--configfile", study)
-    assert status != 0 and "found no expected/h100/attention.csv" in printed
+    assert status != 0 and "found none in expected/paper/none" in printed
 
 
 @pytest.mark.parametrize("prefix", ["", "mine/"])

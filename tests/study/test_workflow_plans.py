@@ -144,9 +144,11 @@ def test_profiles_and_networks_read_one_cache(gpu_study):
     assert len(found) == gpu_study.count("--profile_only") + gpu_study.count("run_experiment.py")
 
 
-@pytest.mark.parametrize(
-    ("more", "stated"), [((), {}), (("h200_peers",), {}), ((), {"experiments": ["ragged", "pruned"]})]
-)
+# Other experiments, and a run that left most of the study out.
+PACKED, LESS = {"experiments": ["ragged", "pruned"]}, {"recorded": str(ROOT / "expected/h100")}
+
+
+@pytest.mark.parametrize(("more", "stated"), [((), {}), (("h200_peers",), {}), ((), PACKED), ((), LESS)])
 def test_recorded_gpu_rows_suffice_for_every_study(tmp_path, more, stated):
     recorded = overlay(tmp_path / "recorded.yaml", {"recorded": str(ROOT / "expected/h200"), **stated})
     given = [ROOT / f"config/{name}.yaml" for name in ("h200", *more)]
