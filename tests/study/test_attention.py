@@ -254,7 +254,7 @@ def test_plans_of_the_heat_map_are_made_while_others_time(monkeypatch):
         yield
         doing.append("back")
 
-    monkeypatch.setattr(heatmap._lock, "untimed", untimed)
+    monkeypatch.setattr(heatmap.lock, "untimed", untimed)
     for module, name in ((heatmap, "make_plan"), (_attention, "run_schedule"), (_attention, "run_baselines")):
         monkeypatch.setattr(module, name, _noted(doing, name, getattr(module, name)))
     cells([8])

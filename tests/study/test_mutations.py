@@ -17,7 +17,8 @@ from test_timed_calls import planned, streamed, weights
 
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
-from tilewright import devices, networks, reference
+from tilewright import networks, reference
+from tilewright.attention import backends
 from tilewright.attention.cpu import executor as cpu_executor
 from tilewright.attention.cpu import launch as cpu_launch
 from tilewright.attention.cuda import executor as cuda_executor
@@ -79,7 +80,7 @@ def statuses(ordered, executor, dtype="float32", change=lambda plan, cover: (pla
 def on_triton(patch, tokens):
     """Tokens whose schedules run by the GPU's kernel, which is timed as a processor's."""
     prepare = partial(cuda_executor.prepare, device=TRITON_DEVICE)
-    patch.setattr(devices, "executor", lambda kind: SimpleNamespace(prepare=prepare))
+    patch.setattr(backends, "executor", lambda kind: SimpleNamespace(prepare=prepare))
     tokens.ordered = tuple(x.to(TRITON_DEVICE) for x in tokens.ordered)
     return tokens
 
@@ -417,7 +418,7 @@ PLACES = {"cpu": "cpu", "cuda": TRITON_DEVICE}
 def packing_by(executor):
     """Packed batches run by that executor; a place to put a fault."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(pack.EXECUTORS, PLACES[executor], f"tilewright.devices.{executor}.packed")
+        patch.setitem(pack.EXECUTORS, PLACES[executor], f"tilewright.packed.{executor}.executor")
         pack._executor.cache_clear()
         yield patch
     pack._executor.cache_clear()

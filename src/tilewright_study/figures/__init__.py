@@ -1,7 +1,7 @@
 """Figures of the study (stage T6). Each is drawn from files alone and gives the same bytes for the same files.
 
 The figure ``<name>`` of an experiment is the module ``figure_<name>`` of its folder. Its docstring says what the figure
-shows. Contract:
+shows. Contract of the module:
     ``needs(config) -> list[str]``: the files it is drawn from; empty when the configuration selects nothing to show.
     ``draw(inputs) -> matplotlib.figure.Figure``: what was not measured stays blank and says why.
 

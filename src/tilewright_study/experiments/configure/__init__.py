@@ -8,7 +8,7 @@ from typing import Literal
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ConfigError
-from tilewright.pushmem import settings as of_tiles
+from tilewright.pushmem import configuration_file as of_tiles
 from tilewright.pushmem import solve as engines
 from tilewright_study import sections
 from tilewright_study.experiments import push
