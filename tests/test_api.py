@@ -26,7 +26,7 @@ from helpers.factories import make_profile
 from helpers.gpu import hide_gpu
 from helpers.solvers import need
 from tilewright import devices, graph, masks
-from tilewright.attention import blocks, patterns, reorder
+from tilewright.attention import backends, blocks, patterns, reorder
 from tilewright.attention import plan as api
 from tilewright.attention.blocks import tiles, work
 from tilewright.attention.cuda import config as cuda_config
@@ -300,9 +300,9 @@ class FakeCostModel:
 
 def with_cost_model(monkeypatch, costs):
     model = FakeCostModel(costs)
-    monkeypatch.setattr(devices, "predicts", lambda kind: True)
+    monkeypatch.setattr(backends, "predicts", lambda kind: True)
     for role in ("calibration", "cost_model"):
-        monkeypatch.setattr(devices, role, lambda kind: model)
+        monkeypatch.setattr(backends, role, lambda kind: model)
     return model
 
 
@@ -390,9 +390,9 @@ def test_auto_leaves_out_a_tile_that_does_not_fit(monkeypatch):
             return launch_us, tile_us, shapes
 
     model = Refusing(lambda cover: 1.0)
-    monkeypatch.setattr(devices, "predicts", lambda kind: True)
+    monkeypatch.setattr(backends, "predicts", lambda kind: True)
     for role in ("calibration", "cost_model"):
-        monkeypatch.setattr(devices, role, lambda kind: model)
+        monkeypatch.setattr(backends, role, lambda kind: model)
     mask = abs(np.arange(96)[:, None] - np.arange(96)) <= 9
     planned = make(mask, tiles=("16x1", "32x1"), solver="greedy")
     assert set(planned.schedule.tile) == {0}
@@ -570,7 +570,7 @@ def on_gpu(planned):
 def test_a_plan_runs_on_the_executor_of_its_device(dense, on_gpu, monkeypatch):
     asked = []
     prepare = partial(cuda_executor.prepare, device="cuda" if torch.cuda.is_available() else "cpu")
-    monkeypatch.setattr(devices, "executor", lambda kind: (asked.append(kind), SimpleNamespace(prepare=prepare))[1])
+    monkeypatch.setattr(backends, "executor", lambda kind: (asked.append(kind), SimpleNamespace(prepare=prepare))[1])
     qkv = tensors(*dense.shape)
     out = on_gpu(*(x.cuda() if torch.cuda.is_available() else x for x in qkv)).cpu()
     assert asked == ["cuda"] and on_gpu.device == "cuda"
@@ -680,7 +680,7 @@ def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
     if not torch.cuda.is_available():
         monkeypatch.setattr(devices, "describe", lambda kind: GPU | limits)
         prepare = partial(cuda_executor.prepare, device="cpu")
-        monkeypatch.setattr(devices, "executor", lambda kind: SimpleNamespace(prepare=prepare))
+        monkeypatch.setattr(backends, "executor", lambda kind: SimpleNamespace(prepare=prepare))
     monkeypatch.setattr(api, "expected", quick)
     dense = np.random.default_rng(0).random((n_q, n_k)) < 0.4
     dense[-1, 0] = True

@@ -13,8 +13,8 @@ from torch.nn.attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import tilewright as tw
-from tilewright import devices, graph
-from tilewright.attention import patterns
+from tilewright import graph
+from tilewright.attention import backends, patterns
 from tilewright.attention.masks import Bias
 from tilewright.attention.units import Units, interleaved
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
@@ -360,8 +360,8 @@ def test_a_bias_of_another_shape_is_refused():
         make(random_masks(H), bias=torch.zeros(H, N_Q, N_K - 1))(*tensors(1))
 
 
-def test_a_target_whose_backward_takes_one_pattern_says_so(monkeypatch):
-    monkeypatch.setattr(devices, "differentiates_units", lambda kind: False)
+def test_a_device_whose_backward_takes_one_pattern_says_so(monkeypatch):
+    monkeypatch.setattr(backends, "differentiates_units", lambda kind: False)
     planned = make(random_masks(H))
     q, k, v = tensors(1)
     with pytest.raises(PatternError, match="plans for cpu with patterns by head or image have no backward"):

@@ -17,11 +17,13 @@ import torch
 
 import tilewright as tw
 from tilewright import devices, graph, reference
-from tilewright.attention import blocks
+from tilewright.attention import blocks, profile, reorder
+from tilewright.attention import plan as api
 from tilewright.attention.blocks import tiles
 from tilewright.attention.cuda import tile_lists
 from tilewright.attention.masks import Bias
 from tilewright.attention.measure import check
+from tilewright.attention.schedule import record
 from tilewright.core.errors import ArtifactError, DeviceError, VersionError
 
 H, D, N = 2, 8, 48
@@ -436,7 +438,7 @@ def test_plans_that_were_written_by_every_version_are_read(tmp_path, qkv, monkey
     monkeypatch.setattr(devices, "describe", lambda kind: here)
     assert outcome(path, qkv) == "right"
     plan = tw.load(path)
-    assert plan.graph.id == tw.api.reorder.apply(graph.from_pattern(pattern()), plan.reorder["order"])[0].id
+    assert plan.graph.id == reorder.apply(graph.from_pattern(pattern()), plan.reorder["order"])[0].id
     assert isinstance(plan.bias, Bias)
     # Written again, it is the same plan in today's formats.
     plan.save(tmp_path / "again.plan")
@@ -453,9 +455,9 @@ def test_todays_formats_are_among_those_that_were_written():
         }
         return {(header["kind"], header["version"]) for header in headers.values()}
 
-    modules = {"graph": graph, "blocks": blocks, "profile": tw.api.profile, "schedule": tw.api.schedule.record}
+    modules = {"graph": graph, "blocks": blocks, "profile": profile, "schedule": record}
     today = {(kind, module.VERSION) for kind, module in modules.items()}
-    today |= {("plan", tw.api.VERSION), ("bias", tw.api.VERSION)}
+    today |= {("plan", api.VERSION), ("bias", api.VERSION)}
     assert WRITTEN and today in [versions(path) for path in WRITTEN]
 
 

@@ -293,7 +293,7 @@ def test_a_path_that_cannot_be_made_is_named(tmp_path):
     with pytest.raises(ArtifactError, match=r"a\.npz: cannot be written: (Not a directory|File exists)"):
         write(tmp_path / "file" / "a.npz")
     (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(ArtifactError, match=r"folder\.npz: cannot be written: Is a directory"):
+    with pytest.raises(ArtifactError, match=r"folder\.npz: cannot be written: expected a file, found a folder"):
         write(tmp_path / "folder.npz")
 
 

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch.nn.attention.flex_attention import create_block_mask
 
 from helpers import gradients
-from tilewright import devices, networks
+from tilewright import networks
+from tilewright.attention import backends
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, Unavailable, UnknownNameError
 from tilewright.masks import dynamicvit as pattern
 from tilewright.networks import _pruned, _sites, dynamicvit
@@ -127,7 +128,7 @@ def test_packed_blocks_have_the_gradients_of_the_published_ones():
 
 def test_packed_blocks_attend_and_refuse_a_backward_where_there_is_none(monkeypatch):
     monkeypatch.delattr("tilewright.packed.cpu.executor.Executor.attend_backward")
-    monkeypatch.setattr(devices, "differentiates", lambda kind: False)
+    monkeypatch.setattr(backends, "differentiates", lambda kind: False)
     network = draw(create(variant="deit-256", image_size=64, attention="tilewright"))
     logits = network(images(64))
     torch.testing.assert_close(

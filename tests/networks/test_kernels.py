@@ -50,7 +50,7 @@ def kernels(monkeypatch, tmp_path):
 
     forms = {name: ("a", "b") for name in _maps.KERNELS}
     module = SimpleNamespace(FORMS=forms, REFUSALS=(PatternError,), **{name: kernel(name) for name in forms})
-    monkeypatch.setattr(devices, "maps", lambda kind: module)
+    monkeypatch.setattr(backends, "maps", lambda kind: module)
 
     def time_call(call, **_):
         told.timed += 1

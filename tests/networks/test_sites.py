@@ -141,7 +141,7 @@ def test_queries_keys_values_and_biases_have_gradients(attention):
 
 
 def test_scheduled_layers_attend_and_refuse_a_backward_where_there_is_none(monkeypatch):
-    monkeypatch.setattr(tilewright.devices, "differentiates", lambda kind: False)
+    monkeypatch.setattr(backends, "differentiates", lambda kind: False)
     at = site("tilewright")
     q, k, v = tensors()
     out = attended(at.layer(), at, q.requires_grad_(), k, v, None)
@@ -537,7 +537,7 @@ def test_copies_of_a_layer_share_the_site():
 
 def test_two_orders_are_refused(monkeypatch):
     orders = SimpleNamespace(row_order=np.arange(3), col_order=np.array([1, 0, 2]))
-    monkeypatch.setattr(tilewright.attention.reorder, "apply", lambda *a: (orders, {}))
+    monkeypatch.setattr(tilewright.reorder, "apply", lambda *a: (orders, {}))
     with pytest.raises(PatternError, match="expected one order for queries and keys of a self-attention, found two"):
         assert site("tilewright").order
 

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewright import devices, networks
+from tilewright import networks
+from tilewright.attention import backends
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.networks import _operator, _sites
 from tilewright.networks._sliding_chunks import Windows
@@ -162,7 +163,7 @@ def test_compiled_layers_have_gradients_of_their_biases(attention, frozen):
 
 def test_a_compiled_layer_with_a_plan_refuses_a_backward_where_there_is_none(monkeypatch):
     for name in ("differentiates", "differentiates_bias"):
-        monkeypatch.setattr(devices, name, lambda kind: False)
+        monkeypatch.setattr(backends, name, lambda kind: False)
     layer, (q, k, v) = Layer("tilewright"), tokens()
     layer(q, k, v)
     torch.compiler.reset()

@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 import tilewright
 from helpers import extremes
 from helpers.plans import pattern, prepared
-from tilewright import devices, reference
+from tilewright import reference
+from tilewright.attention import backends
 from tilewright.attention.cpu import backward
 from tilewright.attention.cpu.backward import gradients, gradients_with_bias
 from tilewright.attention.cpu.executor import prepare
@@ -294,9 +295,9 @@ def test_values_that_do_not_fit_are_named():
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_target_without_a_backward_says_so(compiled, monkeypatch):
+def test_a_device_without_a_backward_says_so(compiled, monkeypatch):
     plan, tokens, values, _ = _biased()
-    monkeypatch.setattr(devices, "differentiates", lambda kind: False)
+    monkeypatch.setattr(backends, "differentiates", lambda kind: False)
     torch.compiler.reset()
     call = RUNS["compiled" if compiled else "eager"](plan)
     # A compiler wraps what is raised while it traces.
@@ -306,7 +307,7 @@ def test_a_target_without_a_backward_says_so(compiled, monkeypatch):
         call(*tokens, values)
 
 
-def test_a_target_without_a_gradient_of_a_bias_says_so(monkeypatch):
+def test_a_device_without_a_gradient_of_a_bias_says_so(monkeypatch):
     plan, tokens, values, _ = _biased()
     monkeypatch.delattr("tilewright.attention.cpu.backward.gradients_with_bias")
     with pytest.raises(PatternError, match="plans for cpu have no gradient of a bias: freeze it"):

@@ -20,6 +20,7 @@ from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.hopper import compiled
 from tilewright import reference
+from tilewright.attention import backends
 from tilewright.attention.cuda import (
     backward,
     backward_kernels,
@@ -208,8 +209,8 @@ def planned(monkeypatch, allowed, bias):
     if DEVICE == "cpu":
         stand_in = SimpleNamespace(READS_TABLES=True)
         stand_in.prepare = lambda *a, **b: cuda_executor.prepare(*a, device=DEVICE, **b)
-        monkeypatch.setattr(tilewright.devices, "executor", lambda kind: stand_in)
-        monkeypatch.setattr(tilewright.devices, "backward", lambda kind: backward)
+        monkeypatch.setattr(backends, "executor", lambda kind: stand_in)
+        monkeypatch.setattr(backends, "backward", lambda kind: backward)
     return plan
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.gpu import TRITON_DEVICE
-from tilewright import devices, networks
+from tilewright import networks
 from tilewright.core.errors import PatternError
-from tilewright.networks import _kernels, _maps
+from tilewright.networks import _kernels, _maps, backends
 from tilewright.networks.cuda import maps
 from tilewright.networks.cuda.maps import Apart, Form, Tile
 
@@ -212,7 +212,7 @@ def test_every_form_gives_the_same(operator):
 @torch.inference_mode()
 def test_a_network_runs_its_kernels(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
-    monkeypatch.setattr(devices, "maps", lambda kind: maps)
+    monkeypatch.setattr(backends, "maps", lambda kind: maps)
     forms = {"decode": (Form(64, 64, 4),), "dwconv_gelu": (Form(8, 128, 2),)}
     linears = dict.fromkeys(OF_TILES, (Tile(16, 256, 256, 2),)) | {"norm": (Apart(4),)}
     monkeypatch.setattr(maps, "FORMS", forms | linears)
