@@ -257,7 +257,8 @@ def test_the_command_writes_the_file_or_one_line(tmp_path):
 def test_extracting_blocks_needs_no_compiler():
     code = (
         "import sys; import numpy as np;"
-        "from tilewright import blocks, graph; from tilewright.attention.blocks import tiles, work;"
+        "from tilewright import graph; from tilewright.attention import blocks;"
+        "from tilewright.attention.blocks import tiles, work;"
         "work.items(blocks.extract(graph.from_pattern(np.eye(40, dtype=bool)), tiles.parse('16x1')), None);"
         "sys.exit('numba' in sys.modules or 'torch' in sys.modules)"
     )

@@ -224,7 +224,8 @@ def test_no_plan_waits_for_a_compiler(tmp_path, monkeypatch, caplog):
     """A large pattern is cut by NumPy, with one warning, until someone has compiled."""
     code = (
         "import sys; import numpy as np;"
-        "from tilewright import blocks, graph; from tilewright.attention.blocks import cut, tiles;"
+        "from tilewright import graph; from tilewright.attention import blocks;"
+        "from tilewright.attention.blocks import cut, tiles;"
         "cut.LARGE = 0;"
         "made = [blocks.extract(graph.from_pattern(np.eye(40, dtype=bool)), tiles.parse('16x1')) for _ in range(2)];"
         "print('numba' in sys.modules)"

@@ -545,7 +545,7 @@ def test_window_needs_hints():
 
 def test_importing_the_family_stays_light():
     code = (
-        "import sys; from tilewright import reorder\n"
+        "import sys; from tilewright.attention import reorder\n"
         "for name in reorder.NAMES: reorder.parse(name)\n"
         "print(*{'numba', 'scipy', 'torch', 'matplotlib'} & set(sys.modules))"
     )

@@ -137,7 +137,7 @@ COUNTED = '''
 from typing import Literal
 
 from tilewright_study import sections
-from tilewright_study.experiments import _rows
+from tilewright_study.measure import rows
 
 
 class Section(sections.Section, frozen=True):
@@ -160,13 +160,13 @@ class Settings(sections.Section, frozen=True):
     words: tuple[str, ...]
 
 
-class Row(_rows.Row, frozen=True, kw_only=True):
+class Row(rows.Row, frozen=True, kw_only=True):
     """A word and its letters."""
 
     kind: Literal["counted"] = "counted"
     version: Literal[1] = 1
     word: str = ""
-    letters: _rows.Count = None
+    letters: rows.Count = None
 
 
 TABLES = ("counted",)
@@ -202,7 +202,7 @@ def size(case, settings):
 def run(case, settings, how):
     """Yield a row for each word."""
     for word in settings.words:
-        yield {"word": word, "letters": len(word), "time": _rows.now()}
+        yield {"word": word, "letters": len(word), "time": rows.now()}
 
 
 def remark(row):

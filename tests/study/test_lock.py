@@ -165,7 +165,7 @@ def elsewhere(folder, then, **environment):
     """A process that holds a GPU while it does `then`."""
     program = f"""
 import os, pathlib
-from tilewright_study.experiments import _lock
+from tilewright_study.measure import lock as _lock
 _lock.FOLDER = pathlib.Path({str(folder)!r})
 with _lock.exclusive("cuda"):
     {then}
