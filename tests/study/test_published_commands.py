@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 # The artifact's README (github.com/KLab-AI3/ipdps-26_vit, commit 2f3a54be).
 PUBLISHED = """\
 python src/gen_adj.py --model VisionLongformer --output results/graphs/A.npz
-python src/attention/reorder/ic.py --input results/graphs/A.npz --output results/graphs/A_ic.npz
-python src/attention/reorder/hc.py --input results/graphs/A.npz --output results/graphs/A_hc.npz
-python src/attention/reorder/rcm.py --input results/graphs/A.npz --output results/graphs/A_rcm.npz
+python src/reorder/ic.py --input results/graphs/A.npz --output results/graphs/A_ic.npz
+python src/reorder/hc.py --input results/graphs/A.npz --output results/graphs/A_hc.npz
+python src/reorder/rcm.py --input results/graphs/A.npz --output results/graphs/A_rcm.npz
 python src/extract_blocks.py --input results/graphs/A_ic.npz --output results/blocks/blocks_ic.json
 python src/run_bench.py --profile_only --blocks results/blocks/blocks_ic.json --output results/profiling/profile_ic.json
 python src/solve_ilp_gurobi.py --blocks results/blocks/blocks_ic.json --profile results/profiling/profile_ic.json \
