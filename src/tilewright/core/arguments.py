@@ -137,8 +137,10 @@ def device(name: str, value: Any) -> Any:
         found = value if value is None else torch.device(value)
     except (RuntimeError, TypeError, ValueError):
         raise DeviceError(f"{name}: expected a device of torch, such as cpu or cuda:0, found {shown(value)}") from None
-    if found is not None and found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise DeviceError(f"{name}: expected one of {torch.cuda.device_count()} GPUs, found {found}")
+    # Such as torch.cuda; the device meta has none.
+    kind = None if found is None else getattr(torch, found.type, None)
+    if hasattr(kind, "device_count") and (found.index or 0) >= kind.device_count():
+        raise DeviceError(f"{name}: expected one of {kind.device_count()} devices of {kind.__name__}, found {found}")
     return found
 
 
