@@ -6,12 +6,24 @@ attention over the listed keys alone, without keys that nobody chose. Where a li
 NaN, and `SliceLists.check` says which one. Source: `FG-Attn`, arXiv 2509.16518.
 """
 
-from tilewright.slices.attention import attend, dense, merge, recall
-from tilewright.slices.layout import Layout, SliceLists, make_layout
-from tilewright.slices.making import from_indices, from_mask, from_mask_mod, unpack
-from tilewright.slices.prediction import predict
-from tilewright.slices.remainder import rest
-from tilewright.slices.steps import Steps
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.slices.attention import attend, dense, merge, recall
+    from tilewright.slices.layout import Layout, SliceLists, make_layout
+    from tilewright.slices.making import from_indices, from_mask, from_mask_mod, unpack
+    from tilewright.slices.prediction import predict
+    from tilewright.slices.remainder import rest
+    from tilewright.slices.steps import Steps
+
+# Loaded when asked for: Snakemake imports `predictors`, and must not load torch.
+_LATER = {
+    **dict.fromkeys(("attend", "dense", "merge", "recall"), "attention"),
+    **dict.fromkeys(("Layout", "SliceLists", "make_layout"), "layout"),
+    **dict.fromkeys(("from_indices", "from_mask", "from_mask_mod", "unpack"), "making"),
+    **{"predict": "prediction", "rest": "remainder", "Steps": "steps"},
+}
 
 __all__ = [
     "Layout",
@@ -29,3 +41,13 @@ __all__ = [
     "rest",
     "unpack",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return globals().setdefault(name, getattr(import_module(f"{__name__}.{_LATER[name]}"), name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
