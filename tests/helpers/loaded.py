@@ -7,6 +7,7 @@ from pathlib import Path
 from helpers.checkout import ROOT, TINY, described
 from tilewright import masks
 from tilewright.core import provenance
+from tilewright_study import experiments
 
 TRACER = Path(__file__).parent / "traced"
 
@@ -20,7 +21,8 @@ def missed(jobs, folder):
     """``{rule: names}``: modules and files of the package that jobs have loaded, and that are not their code.
 
     A package that is loaded for a module of it alone, with what it imports, is none; nor are families of workloads that
-    are asked whether a name is theirs. jobs: of `described`.
+    are asked whether a name is theirs, and, where something is shown, experiments that are asked which tables and
+    figures are theirs. jobs: of `described`.
     """
     known = {(Path(job["script"]).name, *job["arguments"]): job for job in jobs if "script" in job}
     found = {}
@@ -31,6 +33,8 @@ def missed(jobs, folder):
             continue
         covered = set(job["covered"])
         besides = {*_packages(covered), *(f"tilewright.masks.{name}" for name in masks.NAMES)}
+        if job["rule"] in ("figure", "table"):
+            besides |= {f"{experiments.__name__}.{name}" for name in experiments.NAMES}
         modules = set(loaded["modules"]) - set(provenance.closure(*covered, *besides))
         modules = {name for name in modules if not name.startswith("tilewright.masks.") and _does_something(name)}
         counted = {path.name for name in covered for path in provenance._data(name)}
