@@ -18,8 +18,8 @@ importlib.import_module("helpers.gpu")
 LONGEST = (
     *("study/test_slurm", "study/test_workflow", "study/test_workflow_plans", "study/test_mutations"),
     *("pushmem/test_bmc", "study/test_claims", "study/test_figures", "pushmem/test_chains", "test_contributing"),
-    *("targets/cuda/test_backward_kernels", "targets/cuda/test_bias_steps", "study/test_paths_experiment"),
-    *("study/test_networks_experiment", "test_api", "networks/test_sequence_parallel", "pushmem/test_apps"),
+    *("attention/cuda/test_backward_kernels", "attention/cuda/test_bias_steps", "study/test_paths_experiment"),
+    *("study/test_networks_experiment", "attention/test_api", "networks/test_sequence_parallel", "pushmem/test_apps"),
 )
 
 

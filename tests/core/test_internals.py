@@ -203,7 +203,7 @@ def test_the_package_does_without_internals_of_torch(tmp_path):
     (tmp_path / "renamed.py").write_text(RENAMED)
     path = os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])
     tests = Path(__file__).parents[1]
-    tests = [tests / "targets/test_qkv.py", tests / "core/test_operators.py", "-k", "not watched"]
+    tests = [tests / "devices/test_qkv.py", tests / "core/test_operators.py", "-k", "not watched"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "renamed", "-p", "no:cacheprovider", *map(str, tests)]
     environment = os.environ | {"PYTHONPATH": path, "INTERNALS_RENAMED": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

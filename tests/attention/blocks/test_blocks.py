@@ -16,7 +16,7 @@ from tilewright.attention.blocks.cut import cut, regions
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, TileError
 
-SCRIPT = Path(__file__).parents[2] / "workflow/scripts/extract_blocks.py"
+SCRIPT = Path(__file__).parents[3] / "workflow/scripts/extract_blocks.py"
 TILES = ["1x1", "16x1", "32x1", "64x1", "128x1", "4x8", "16x16", "32x32", "64x16", "64x64", "128x128"]
 
 

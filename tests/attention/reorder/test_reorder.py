@@ -22,7 +22,7 @@ from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.graph import from_pattern
 from tilewright_study.stages import reorder as reorder_stage
 
-SCRIPT = Path(__file__).parents[2] / "workflow/scripts/reorder.py"
+SCRIPT = Path(__file__).parents[3] / "workflow/scripts/reorder.py"
 # Every order that needs no hints and takes a rectangular pattern, with what makes each of its paths run.
 GENERAL = {
     **{name: (name, {}) for name in reorder.NAMES if name not in ("rcm", "window")},
