@@ -71,7 +71,7 @@ class ItemMasks:
         distinct, self.ids = distinct_rows(run_ids)
         packed = np.concatenate([bits, none, full])[distinct].swapaxes(1, 2)
         packed = np.ascontiguousarray(packed).reshape(len(distinct), bits.shape[1], -1)
-        self.has_keys = packed.any(2)[self.ids]
+        self.has_keys = np.asarray(packed.any(2))[self.ids]
         self._table = self._floats = self._peaks = None
         if bias is not None:
             packed, self.ids = _bias_indices(packed, self.ids, rows, keys, bias)
@@ -171,7 +171,9 @@ def distinct_rows(array):
 
 def _bias_indices(packed, ids, rows, keys, bias):
     """Distinct bias indices, int32 [u, M, K], T where a pair is not allowed; and the index of each item among them."""
-    none, seen, held = bias.table.shape[1], {}, []
+    seen: dict = {}
+    held: list = []
+    none = bias.table.shape[1]
     number = np.empty(len(ids), np.int64)
     step = max(1, _SLAB_PAIRS // (rows.shape[1] * keys.shape[1]))
     for lo in range(0, len(ids), step):

@@ -42,7 +42,9 @@ def read(
     if not isinstance(by, str) or by not in ("head", "image"):
         raise ConfigError(f"by: expected head or image, found {arguments.shown(by)}")
     images = None if images is None else arguments.whole("images", images, error=PatternError)
-    shape = None if shape is None else arguments.sizes("shape", shape, 2, PatternError)
+    if shape is not None:
+        n_q, n_k = arguments.sizes("shape", shape, 2, PatternError)
+        shape = n_q, n_k
     found, units = _read(pattern, heads, kind, shape, by, images)
     n_q, n_k = found[0].shape
     if shape is not None and (n_q, n_k) != shape:
@@ -118,7 +120,7 @@ def _table(pattern, heads, kind, shape, by, images):
     if callable(pattern):
         if shape is None:
             raise PatternError("a mask_mod needs its shape: plan(mask_mod, shape=(N_q, N_k), …)")
-        return _of_mask_mod(pattern, *shape, heads, kind, images)
+        return _of_mask_mod(pattern, *shape, heads, kind, images)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
     if not hasattr(pattern, "tocsr") and np.ndim(pattern) > 2:
         return _of_slices(torch.from_numpy(np.ascontiguousarray(pattern)), heads, by)
     return [[graph.from_pattern(pattern)]], False
@@ -128,7 +130,7 @@ def _shared(found, heads, images):
     """``(distinct patterns, Units or None)`` of graphs [images or 1][heads or 1]. images: None where all are alike."""
     rows = [[row[h % len(row)] for h in range(heads)] for row in found]
     numbers: dict[str, int] = {}
-    distinct = []
+    distinct: list = []
     for one in (one for row in rows for one in row):
         if one.id not in numbers:
             numbers[one.id] = len(distinct)
@@ -188,7 +190,7 @@ def _of_slices(mask, heads, by):
 
 def _of_tensor(mask):
     """The graph of a dense mask [N_q, N_k], compressed on its device."""
-    return compress(lambda lo, hi: _boolean(mask[lo:hi]), *mask.shape, mask.device)
+    return compress(lambda lo, hi: _boolean(mask[lo:hi]), *mask.shape, mask.device)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
 
 
 def _boolean(mask):
@@ -295,10 +297,10 @@ def _depends(mask_mod, n_q, n_k, heads, images, device):
         first = found if first is None else first
         if not torch.equal(found, first):
             return _differs(mask_mod, n_q, n_k, heads, images, device)
-    b = torch.arange(images, device=device).view(-1, 1, 1, 1)
-    h = torch.arange(heads, device=device).view(-1, 1, 1)
+    all_b = torch.arange(images, device=device).view(-1, 1, 1, 1)
+    all_h = torch.arange(heads, device=device).view(-1, 1, 1)
     try:
-        at_once = torch.as_tensor(mask_mod(b, h, queries, keys), device=device)
+        at_once = torch.as_tensor(mask_mod(all_b, all_h, queries, keys), device=device)
     # A user's function may raise anything: it was written for one entry at a time.
     except Exception:
         return _differs(mask_mod, n_q, n_k, heads, images, device)

@@ -37,8 +37,9 @@ def setting(shape, heads, head_dim, dtype, *, row_order=None, col_order=None, bi
         if order.shape != (size,):
             raise PatternError(f"{name}: expected an order of {size} tokens, found shape {order.shape}")
         natural.append(order)
-    taken = tuple(np.arange(size) for size in shape) if ordered else tuple(natural)
-    return Setting(heads, head_dim, dtype, tuple(natural), taken, as_bias(bias, heads, shape), scale)
+    rows, keys = natural
+    taken = (np.arange(shape[0]), np.arange(shape[1])) if ordered else (rows, keys)
+    return Setting(heads, head_dim, dtype, (rows, keys), taken, as_bias(bias, heads, shape), scale)
 
 
 def of_units(common, units, shape):

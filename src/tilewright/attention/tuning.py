@@ -29,7 +29,7 @@ FIXED = 3
 # ASSUME: so many rows, spread over the pattern, show a kernel that is wrong.
 CHECKED_ROWS = 256
 # Of a timing: repetitions and seconds in all its turns, and the relative standard error at which a turn stops.
-EFFORT = {"min_reps": 15, "max_seconds": 0.15, "rse_target": 0.01}
+EFFORT: dict[str, Any] = {"min_reps": 15, "max_seconds": 0.15, "rse_target": 0.01}
 
 
 def finalists(
@@ -66,7 +66,8 @@ def fastest(
         distinct.setdefault(_work(schedule), schedule)
     tried = list(distinct.values())
     place = devices.facts(device).TORCH_DEVICE
-    drawn = {"generator": torch.Generator("cpu").manual_seed(seed), "dtype": torch.float32, "device": "cpu"}
+    generator = torch.Generator("cpu").manual_seed(seed)
+    drawn: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
     q, k, v = (
         torch.randn(1, heads, n, head_dim, **drawn).to(place, dtype) for n in (graph.n_rows, graph.n_cols, graph.n_cols)
     )

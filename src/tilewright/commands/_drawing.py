@@ -71,7 +71,8 @@ def draw(panels, name, path):
         from matplotlib.patches import Patch
 
         drawn = style.figure(4.2 * len(panels) + 0.3, 5.2)
-        used, outlined = {}, False
+        used: dict = {}
+        outlined = False
         for axes, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             colours = {tile: style.tint(style.tile_colour(tile), 0.55) for tile, _, _ in panel.parts}
             used |= colours

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -115,7 +116,7 @@ class _Tokens:
                 return ""
             return f"relative error {timed.error:.2g} against the reference, tolerance {tolerance:.2g}"
 
-        timed = Checked(partial(call, *qkv), judge)
+        timed: Any = Checked(partial(call, *qkv), judge)
         timed.wrong = judge(timed())
         return timed
 
@@ -127,7 +128,7 @@ class _Contender:
     title: str
     order: str
     form: str
-    call: object = None
+    call: Any = None
     error: float | None = None
     timing: object = None
     status: str = "ok"

@@ -63,7 +63,7 @@ def _versions():
         return
     from packaging.requirements import Requirement
 
-    for requirement in map(Requirement, metadata.requires("tilewright")):
+    for requirement in map(Requirement, metadata.requires("tilewright") or ()):
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
         found, name = _installed(requirement.name), requirement.name

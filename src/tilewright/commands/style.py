@@ -3,6 +3,7 @@
 import contextlib
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ NARROWEST = 5.0
 
 # Dates and versions out of the files: equal inputs give equal bytes.
 _METADATA = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"CreationDate": None}}
-_RC = {
+_RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 10,
@@ -135,4 +136,4 @@ def outline(axes, boxes, pixels):
     if min(np.median(bottom - top), np.median(right - left)) * pixels < _LEAST_OUTLINE:
         return
     corners = np.stack([[left, top], [right, top], [right, bottom], [left, bottom]]).transpose(2, 0, 1)
-    axes.add_collection(PolyCollection(corners, facecolors="none", edgecolors=OUTLINE, linewidths=0.5))
+    axes.add_collection(PolyCollection(list(corners), facecolors="none", edgecolors=OUTLINE, linewidths=0.5))

@@ -11,6 +11,7 @@ import shutil
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -21,7 +22,7 @@ try:
     from torch._C import _len_torch_dispatch_stack as dispatch_depth
 except ImportError:
 
-    def dispatch_depth():
+    def dispatch_depth() -> int:
         """Modes that see each operator. The stand-in always sees one: every call goes through the operators, 1.6 µs."""
         return 1
 
@@ -30,7 +31,7 @@ try:
     from torch._C import _is_tracing as is_tracing
 except ImportError:
 
-    def is_tracing():
+    def is_tracing() -> bool:
         """Whether ``torch.jit.trace`` runs. The stand-in takes 80 ns, where it takes 30."""
         return torch.jit.is_tracing()
 
@@ -39,7 +40,7 @@ try:
     from torch._C import _current_graph_task_id as _graph_task
 except ImportError:
 
-    def _graph_task():
+    def _graph_task() -> int:
         return -1
 
 
@@ -54,7 +55,7 @@ try:
     from torch._C import _are_functorch_transforms_active as transforms_active
 except ImportError:
 
-    def transforms_active():
+    def transforms_active() -> bool:
         """Whether a function runs under ``torch.func``. The stand-in says so of all: calls go through the operators."""
         return True
 
@@ -62,7 +63,7 @@ except ImportError:
 try:
     from torch._C._functorch import TransformType, get_interpreter_stack, maybe_current_level
 except ImportError:
-    get_interpreter_stack = None
+    get_interpreter_stack = None  # type: ignore[assignment]  # the stand-in
 
 
 try:
@@ -94,7 +95,7 @@ def call_functionalized(operator, given):
     inner, level = _unwrap_all_tensors_from_functional(given, reapply_views=True), maybe_current_level()
     with retrieve_current_functorch_interpreter().lower():
         found = operator(*inner)
-    return _wrap_all_tensors_to_functional(found, level)
+    return _wrap_all_tensors_to_functional(found, level)  # type: ignore[arg-type]  # inside of a level, it is no None
 
 
 def has_tangent(x):
@@ -114,7 +115,7 @@ def forward_level():
 try:
     from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 except ImportError:
-    is_functorch_wrapped_tensor = is_legacy_batchedtensor = None
+    is_functorch_wrapped_tensor = is_legacy_batchedtensor = None  # type: ignore[assignment]  # the stand-in
 
 
 def is_batched(x):
@@ -148,13 +149,13 @@ try:
     from torch._C import _cuda_getCurrentRawStream as raw_stream
 except ImportError:
 
-    def raw_stream(index):
-        """Address of the stream that is current on GPU `index`. The stand-in takes ten times as long."""
-        return torch.cuda.current_stream(index).cuda_stream
+    def raw_stream(device: int) -> int:
+        """Address of the stream that is current on GPU `device`. The stand-in takes ten times as long."""
+        return torch.cuda.current_stream(device).cuda_stream
 
 
 try:
-    from torch._C import _cuda_getDriverVersion as driver_version
+    from torch._C import _cuda_getDriverVersion as driver_version  # type: ignore[attr-defined]  # torch has no stub of it
 except ImportError:
 
     def driver_version():
@@ -163,7 +164,7 @@ except ImportError:
 
 
 try:
-    from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided_cuda
+    from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided_cuda  # type: ignore[attr-defined]  # torch has no stub of it
 except ImportError:
 
     def empty_strided_cuda(shape, stride, dtype):
@@ -174,7 +175,7 @@ except ImportError:
 try:
     from torch import _softmax_backward_data
 except ImportError:
-    _softmax_backward_data = None
+    _softmax_backward_data = None  # type: ignore[assignment]  # the stand-in
 
 
 def softmax_backward(grads, weights):
@@ -188,7 +189,7 @@ def softmax_backward(grads, weights):
 try:
     from torch._C._dynamo.guards import TensorGuards as _TensorGuards
 except ImportError:
-    _TensorGuards = None
+    _TensorGuards = None  # type: ignore[assignment, misc]  # the stand-in
 
 
 def same_tensors(*tensors):
@@ -226,7 +227,7 @@ attention_with_lse = getattr(torch.ops.aten, "_scaled_dot_product_flash_attentio
 
 # Kernels of `scaled_dot_product_attention` on a GPU, by the backend's name, and FlashAttention of packed images. They
 # are baselines: nothing stands in for one that is missing, which is None.
-SDPA_BACKENDS = {
+SDPA_BACKENDS: dict[str, Any] = {
     name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention", None)
     for name in ("flash", "cudnn", "efficient")
 }
@@ -240,7 +241,7 @@ FORMS = 256
 def recompile_limit(most=FORMS):
     """Context in which a function is compiled up to `most` times; the stand-in leaves torch's own limit."""
     config = getattr(getattr(torch, "_dynamo", None), "config", None)
-    if not hasattr(config, "recompile_limit"):
+    if config is None or not hasattr(config, "recompile_limit"):
         _LOG.warning("torch %s: its limit of compilations is not known here and stays", torch.__version__)
         return nullcontext()
     return config.patch(recompile_limit=most)

@@ -138,8 +138,8 @@ def device(name: str, value: Any) -> Any:
     except (RuntimeError, TypeError, ValueError):
         raise DeviceError(f"{name}: expected a device of torch, such as cpu or cuda:0, found {shown(value)}") from None
     # Such as torch.cuda; the device meta has none.
-    kind = None if found is None else getattr(torch, found.type, None)
-    if hasattr(kind, "device_count") and (found.index or 0) >= kind.device_count():
+    kind: Any = None if found is None else getattr(torch, found.type, None)
+    if found is not None and hasattr(kind, "device_count") and (found.index or 0) >= kind.device_count():
         raise DeviceError(f"{name}: expected one of {kind.device_count()} devices of {kind.__name__}, found {found}")
     return found
 

@@ -41,7 +41,7 @@ def read(path):
             raise ArtifactError(f"{path}: no such file; expected a checkpoint")
         named = ", ".join(weight_files.PUBLISHED)
         raise ArtifactError(f"{path}: expected a checkpoint of tensors, found a folder without {named}")
-    state = {}
+    state: dict = {}
     for part in weight_files.parts(file):
         state |= _tensors(part)
     for wrapper in _WRAPPERS:

@@ -72,7 +72,9 @@ def _say_unkept():
 
 def _note(name):
     """The file that says that a module is compiled: by its text and place, numba and Python, and the processor."""
-    path = Path(find_spec(name).origin)
+    spec = find_spec(name)
+    assert spec is not None and spec.origin is not None, name
+    path = Path(spec.origin)
     kept = os.environ.get("NUMBA_CACHE_DIR", ""), str(path), sys.version, metadata.version("numba"), *_processor()
     digest = hashlib.sha256("\n".join(kept).encode() + path.read_bytes()).hexdigest()[:16]
     return caches.folder() / "compiled" / f"{name}-{digest}"

@@ -18,12 +18,13 @@ from tilewright.core._internals import dispatch_depth, is_batched, is_tracing
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 
 # Plans by names of this process, and those that were called by digest. A plan lives as long as its owner holds it.
-_LIVE, _CALLED = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
+_LIVE: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+_CALLED: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 # Types of tensors that are what they seem to be.
 _PLAIN = Tensor, torch.nn.Parameter
 # Plans that were read out of programs. Nobody else holds them: they live as long as the process.
-_CARRIED = {}
+_CARRIED: dict = {}
 
 _LIBRARY = library.Library("tilewright", "DEF")
 

@@ -55,13 +55,13 @@ def sha256_arrays(*parts):
             digest.update(f"{len(part)}:{part}".encode())
         else:
             digest.update(f"{part.dtype.str}{part.shape}".encode())
-            digest.update(memoryview(np.ascontiguousarray(part).reshape(-1)).cast("B") if part.size else b"")
+            digest.update(memoryview(np.ascontiguousarray(part).reshape(-1).data).cast("B") if part.size else b"")
     return digest.hexdigest()
 
 
 def versions(*packages):
     """Installed versions of the named distributions; ``None`` where one is absent."""
-    found = {}
+    found: dict[str, str | None] = {}
     for package in packages:
         try:
             found[package] = metadata.version(package)
@@ -143,7 +143,7 @@ def _source(module):
     if path.name == "__init__.py":
         tree.body = [node for node in tree.body if not _lists_members(node)]
     code = _canonical(tree)
-    found = _Source(digest, named, *declared, _texts(tree), code)
+    found = _Source(digest, named, *declared, _texts(tree), code)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
     with contextlib.suppress(ArtifactError):
         artifacts.write_text(kept, msgspec.json.encode(found).decode())
     return found
@@ -156,7 +156,7 @@ def _own_text():
 
 def _named(tree, parent):
     """Dotted names that the import statements of a tree may mean, in a module that stands in the package `parent`."""
-    found = set()
+    found: set = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -166,7 +166,7 @@ def _named(tree, parent):
                 anchor = parent.split(".")[: len(parent.split(".")) - node.level + 1]
                 base = ".".join([*anchor, base] if base else anchor)
             found.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
-    return tuple(sorted(filter(_is_ours, found)))
+    return tuple(sorted(name for name in found if _is_ours(name)))
 
 
 def _texts(tree):
@@ -258,10 +258,10 @@ def _dump(node):
 
 def _joined(pieces):
     """The pieces of an f-string, neighbouring texts as one."""
-    merged = []
+    merged: list = []
     for piece in pieces:
         if isinstance(piece, ast.Constant) and merged and isinstance(merged[-1], ast.Constant):
-            merged[-1] = ast.Constant(merged[-1].value + piece.value)
+            merged[-1] = ast.Constant(str(merged[-1].value) + str(piece.value))
         elif not isinstance(piece, ast.Constant) or piece.value:
             merged.append(piece)
     return merged

@@ -136,9 +136,9 @@ def time_cold(call, l2_bytes, **effort):
         buffer.zero_()
         return call()
 
-    timed = Checked(cold, call.judge) if isinstance(call, Checked) else cold
-    found = time_gpu(timed, **effort).p50_us - time_gpu(buffer.zero_, **effort).p50_us
-    if isinstance(call, Checked):
+    timed = Checked(cold, call.judge) if isinstance(call, Checked) else None
+    found = time_gpu(timed or cold, **effort).p50_us - time_gpu(buffer.zero_, **effort).p50_us
+    if timed is not None:
         call.wrong = call.wrong or timed.wrong
     return found
 

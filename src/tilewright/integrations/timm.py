@@ -46,11 +46,11 @@ class Sparsified:
         self.model, self.attention, self.blocks = model, attention, chosen
         state = _State(attention, _keeps_order(model, chosen))
         shared = getattr(model, "rel_pos_bias", None)
-        model.__class__ = _changed(Model, type(model))
+        model.__class__ = _changed(Model, type(model))  # type: ignore[arg-type]  # timm's own class has it
         model._sparse = state
         for i in chosen:
             layer = model.blocks[i].attn
-            layer.__class__ = _changed(Attention, type(layer))
+            layer.__class__ = _changed(Attention, type(layer))  # type: ignore[arg-type]  # timm's own class has it
             layer._sparse, layer._plans = state, BiasPlans()
             # In a tuple: it is no part of the layer.
             own = getattr(layer, "relative_position_bias_table", None) is not None
@@ -67,7 +67,7 @@ def remove(model):
     _unhook(model)
     for module in (model, *_layers(model)):
         if isinstance(module, _Changed):
-            module.__class__ = module.OWN
+            module.__class__ = module.OWN  # type: ignore[attr-defined]  # timm's own class has it
             for name in ("_sparse", "_plans", "_shared"):
                 vars(module).pop(name, None)
 
@@ -76,7 +76,7 @@ class _Changed:
     """A module of timm's by another class, which is made for its own one: parameters and their names stay."""
 
     def __reduce__(self):
-        return _blank, (self.CHANGE, self.OWN), self.__dict__
+        return _blank, (self.CHANGE, self.OWN), self.__dict__  # type: ignore[attr-defined]  # timm's own class has it
 
 
 @functools.cache
@@ -96,14 +96,14 @@ class Model(_Changed):
 
     def forward_intermediates(self, *arguments, **named):
         """As timm's. It returns tokens from between the blocks: they stay in timm's order."""
-        with self._sparse.orders.inside(True):
-            return super().forward_intermediates(*arguments, **named)
+        with self._sparse.orders.inside(True):  # type: ignore[attr-defined]  # timm's own class has it
+            return super().forward_intermediates(*arguments, **named)  # type: ignore[misc]  # timm's own class has it
 
     def prune_intermediate_layers(self, *arguments, **named):
         """As timm's. Tokens are put back after the last block that is left."""
         _unhook(self)
         try:
-            return super().prune_intermediate_layers(*arguments, **named)
+            return super().prune_intermediate_layers(*arguments, **named)  # type: ignore[misc]  # timm's own class has it
         finally:
             _hook(self)
 
@@ -113,7 +113,7 @@ class Attention(_Changed):
 
     def _replicate_for_data_parallel(self):
         # The replica of a module that is no part of this one is not known here.
-        replica = super()._replicate_for_data_parallel()
+        replica = super()._replicate_for_data_parallel()  # type: ignore[misc]  # timm's own class has it
         replica._shared = ()
         return replica
 
@@ -121,29 +121,29 @@ class Attention(_Changed):
         """Tokens [B, N, C], in plan order where the call says so. Raises `PatternError` for what is not supported."""
         if attn_mask is not None or is_causal:
             raise PatternError("sparse attention: expected no mask beside the pattern, found attn_mask or is_causal")
-        if self.training and self.attn_drop.p:
-            raise PatternError(f"sparse attention: expected no attention dropout in training, found {self.attn_drop.p}")
-        call = self._sparse.call()
+        if self.training and self.attn_drop.p:  # type: ignore[attr-defined]  # timm's own class has it
+            raise PatternError(f"sparse attention: expected no attention dropout in training, found {self.attn_drop.p}")  # type: ignore[attr-defined]  # timm's own class has it
+        call = self._sparse.call()  # type: ignore[attr-defined]  # timm's own class has it
         q, k, v = _projected(self, x)
         if rope is not None:
-            rope = self._sparse.rotations(rope, call)
+            rope = self._sparse.rotations(rope, call)  # type: ignore[attr-defined]  # timm's own class has it
             q, k = (_rotated(each, rope, getattr(self, "rotate_half", False)).type_as(v) for each in (q, k))
         bias = self._bias(shared_rel_pos_bias)
-        out = self._sparse.attention.attend(q, k, v, call.grid, bias=bias, ordered=call.ordered)
+        out = self._sparse.attention.attend(q, k, v, call.grid, bias=bias, ordered=call.ordered)  # type: ignore[attr-defined]  # timm's own class has it
         out = out.transpose(1, 2).flatten(2)
         if getattr(self, "norm", None) is not None:
-            out = self.norm(out)
+            out = self.norm(out)  # type: ignore[attr-defined]  # timm's own class has it
         if getattr(self, "gate", None) is not None:
-            out = out * self.gate(x).sigmoid()
-        return self.proj_drop(self.proj(out))
+            out = out * self.gate(x).sigmoid()  # type: ignore[attr-defined]  # timm's own class has it
+        return self.proj_drop(self.proj(out))  # type: ignore[attr-defined]  # timm's own class has it
 
     def _bias(self, shared):
         """What is added to the scores, or None. shared: what the model made of a bias of all layers."""
         if getattr(self, "relative_position_bias_table", None) is not None:
-            return _TableBias(self, self._plans)
-        if self._shared:
-            return _TableBias(self._shared[0], self._plans)
-        return None if shared is None else PairBias(shared.view(shared.shape[-3:]), self._plans)
+            return _TableBias(self, self._plans)  # type: ignore[attr-defined]  # timm's own class has it
+        if self._shared:  # type: ignore[attr-defined]  # timm's own class has it
+            return _TableBias(self._shared[0], self._plans)  # type: ignore[attr-defined]  # timm's own class has it
+        return None if shared is None else PairBias(shared.view(shared.shape[-3:]), self._plans)  # type: ignore[attr-defined]  # timm's own class has it
 
 
 class _Call(NamedTuple):
@@ -166,7 +166,7 @@ class _State:
         height, width = arguments[0].shape[-2:]
         grid = tuple(map(int, patch_embed.dynamic_feat_size((height, width))))
         ordered = self.keeps and not self.attention.full and not self.orders.now()
-        self.calls.enter(_Call(grid, ordered), self.attention.n_special + grid[0] * grid[1])
+        self.calls.enter(_Call(grid, ordered), self.attention.n_special + grid[0] * grid[1])  # type: ignore[arg-type]  # timm's own class has it
 
     def call(self):
         """The call that this thread is in. Raises `PatternError` where there is none."""

@@ -172,7 +172,7 @@ def places(side, regions, window):
     """
     grid, regions = sides.pair(side), sides.pair(regions)
     parts = [np.meshgrid(ys, xs, indexing="ij") for ys, xs in _paddings(grid, regions, window)]
-    return np.concatenate([np.reshape(part, (2, -1)) for part in (np.indices(grid), *parts)], axis=1)
+    return np.concatenate([np.reshape(np.asarray(part), (2, -1)) for part in (np.indices(grid), *parts)], axis=1)
 
 
 def _paddings(grid, regions, window):

@@ -1,6 +1,7 @@
 """Pruned networks as CUDA graphs: one for each capacity, replayed for whatever lengths fit it."""
 
 import bisect
+from collections.abc import Sequence
 
 import torch
 
@@ -26,7 +27,8 @@ class Captured:
         self.network, self.capacities = network, sorted(set(capacities))
         if not self.capacities or self.capacities[0] < 1:
             raise PatternError(f"capacities: expected at least one, of at least a token, found {list(capacities)}")
-        self._graphs, self.layouts = {}, ()
+        self._graphs: dict = {}
+        self.layouts: Sequence = ()
 
     @torch.inference_mode()
     def __call__(self, images, capacity=None):

@@ -30,14 +30,15 @@ def choose(network, images, paths, anew):
     operators = getattr(network, "operators", None)
     if operators is None:
         raise ConfigError(f"expected a network whose operators have kernels, found {type(network).__module__}")
-    file, kept = None, {}
+    kept: dict = {}
+    file = None
     if backends.maps(images.device.type) is not None:
         _lay_out(network, operators)
         file = _file(images.device.type)
         kept = {} if anew else _read(file)
     rows = []
     for path in paths:
-        found = {}
+        found: dict = {}
         rows += _chosen(network, operators, images, path, kept, found)
         # Path by path: a process that is ended has not timed for nothing.
         if file and found:
@@ -84,7 +85,8 @@ def _lay_out(network, operators):
 
 def _chosen(network, operators, images, path, kept, found):
     """The rows of what a path runs that nothing was chosen for. A form that is not the one `kept` joins `found`."""
-    operators.seen = seen = {}
+    seen: dict = {}
+    operators.seen = seen
     try:
         network(images, path)
     finally:
@@ -134,7 +136,7 @@ def _checked(key, arguments, form):
     row = {"operator": name, "dtype": str(dtype).removeprefix("torch."), "shapes": str(shapes), "form": form}
     row |= {"status": "ok", "reason": "", "chosen": False}
     operator = getattr(_maps, name)
-    refusals = () if form == _maps.TORCH else backends.maps(x.device.type).REFUSALS
+    refusals = () if form == _maps.TORCH else backends.maps(x.device.type).REFUSALS  # type: ignore[union-attr]  # torch's modules do not tell the types of what they hold
     try:
         found = _maps.run(operator, arguments, form).float()
     except refusals as reason:

@@ -7,7 +7,7 @@ to the other copies nothing.
 import itertools
 import math
 from functools import cache
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import torch
@@ -188,7 +188,7 @@ def decode(maps, weights, bias, grid, classes, classes_bias):
     # What watches operators, as a tracer does, may not see a result that is written in parts.
     if exact and not recorded and not any(map(operators.watched, (*maps, bias))):
         return _by_rows(maps, weights, bias, tuple(grid), classes, classes_bias)
-    total = None
+    total: Any = None
     for x, weight in zip(maps, weights, strict=True):
         # The bias goes with the first product, which the library adds at no cost.
         part = resized(product(x, weight, bias if total is None else None), grid)
@@ -284,8 +284,8 @@ def forms(name, device):
 def _launched(name):
     """The launch of the kernel of an operator, by the name of its form."""
 
-    def launch(*arguments):
-        *arguments, form = arguments
+    def launch(*given):
+        *arguments, form = given
         device = next(x.device for x in arguments if isinstance(x, torch.Tensor))
         return getattr(backends.maps(device.type), name)(*arguments, forms(name, device)[form])
 
@@ -338,4 +338,4 @@ for _name, (_arguments, _like) in _SCHEMAS.items():
     _schema = f"{KERNELS[_name]}({_arguments}, str form) -> Tensor"
     _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(KERNELS[_name], _launched(_name), "CompositeExplicitAutograd")
-    library.register_fake(f"tilewright::{KERNELS[_name]}", _like, lib=_LIBRARY)
+    library.register_fake(f"tilewright::{KERNELS[_name]}", _like, lib=_LIBRARY)  # type: ignore[arg-type]  # mypy joins signatures to a bare function

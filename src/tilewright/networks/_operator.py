@@ -13,7 +13,7 @@ from torch import library
 from tilewright.core.errors import ArtifactError, PatternError
 
 # Layers by name; names are of one process, and no other process has them.
-_LAYERS = weakref.WeakValueDictionary()
+_LAYERS: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 _LIBRARY = library.Library("tilewright", "FRAGMENT")
 _LIBRARY.define(

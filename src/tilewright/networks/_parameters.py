@@ -40,7 +40,7 @@ def _with_metadata(state, like):
     """`state` as a mapping that may hold what torch notes about the versions of modules."""
     made = OrderedDict(state)
     if hasattr(like, "_metadata"):
-        made._metadata = like._metadata
+        made._metadata = like._metadata  # type: ignore[attr-defined]  # as torch does
     return made
 
 

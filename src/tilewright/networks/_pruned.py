@@ -67,7 +67,7 @@ def block_mask(seen):
     def mask_mod(b, h, q, kv):
         return seen[b, kv] | (q == kv)
 
-    return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=flex.BLOCK, mask_mod=mask_mod, seq_lengths=(n, n))
+    return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=flex.BLOCK, mask_mod=mask_mod, seq_lengths=(n, n))  # type: ignore[misc]  # mypy does not know the length of what is unpacked
 
 
 def unmasked(seen, dtype):

@@ -1,7 +1,7 @@
 """A video network whose tokens are shared out among processes."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from tilewright.slices import parallel
 class _OwnAttention(NamedTuple):
     """An attention of `video_attentions`, made for a rank's heads, between the exchanges."""
 
-    attention: object
+    attention: Any
     sharding: parallel.Sharding
 
     @property
@@ -48,7 +48,7 @@ class _Shared(wan.Network):
     def _made(self, grid, device):
         whole = super()._made(grid, device)
         size = self.options.published
-        sharding = parallel.shard(math.prod(grid), size.heads, self.group)
+        sharding = parallel.shard(math.prod(grid), size.heads, self.group)  # type: ignore[arg-type]  # torch's modules do not tell the types of what they hold
         video = Video(grid, sharding.heads[sharding.rank], pattern.HEAD_DIM, self.options.depth)
         attention = _OwnAttention(self._makes(self.settings, video), sharding)
         layers = [wan._Layer(attention, layer, whole.now) for layer in range(self.options.depth)]

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from tilewright.graph import Graph
 from tilewright.networks import _operator, attentions
 from tilewright.networks._plans import Plans
 
-_CLOCK = ContextVar("clock", default=None)
+_CLOCK: ContextVar[Any] = ContextVar("clock", default=None)
 
 
 @dataclass
@@ -122,7 +123,7 @@ class Site:
     build: Callable[[], Graph]
     heads: int
     head_dim: int
-    native: Callable
+    native: Callable | None
     bias_index: Callable | None = None
     native_layout: bool = False
     planned: Plans = field(default_factory=Plans)
@@ -186,9 +187,9 @@ class Attend(nn.Module):
         # In a tuple: a site is no module, and its plans are not part of any state.
         self._site = (site,)
         # What was prepared last: ``(dtype, device), the tables as they were, run(q, k, v)``.
-        self._prepared = None, (), None
+        self._prepared: tuple = None, (), None
         # Likewise, of a bias that is differentiated: ``(dtype, device), run(q, k, v, bias)``.
-        self._taking = None, None
+        self._taking: tuple = None, None
         self._name = _operator.register(self)
 
     def __setstate__(self, state):

@@ -89,7 +89,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def pixels(self):
         """Height and width of images."""
-        return sides.pair(self.image_size)
+        return sides.pair(self.image_size)  # type: ignore[attr-defined]  # a field of the options themselves
 
     @property
     def size_name(self):

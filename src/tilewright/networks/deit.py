@@ -196,7 +196,8 @@ class Network(nn.Module):
         x = self.patch_embed(images).flatten(2).transpose(-2, -1)
         firsts = [self.cls_token, self.dist_token] if self.options.distilled else [self.cls_token]
         x = torch.cat((*(token.expand(len(x), -1, -1) for token in firsts), x), dim=1) + self.pos_embed
-        layout, layouts = Rectangle(*x.shape[:2], x.device), []
+        layouts: list = []
+        layout = Rectangle(*x.shape[:2], x.device)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
 
         def prune(x, heads=None):
             x, choice = self.pruner(len(layouts), x, layout, heads)
@@ -208,11 +209,11 @@ class Network(nn.Module):
         for i, block in enumerate(self.blocks):
             if i in self.pruner.before:
                 x, layout = prune(x)
-            heads = block.attn.split(block.norm1(x))
-            x = x + block.attn.proj(_sites.timed(layout.attend, *heads).flatten(-2))
+            heads = block.attn.split(block.norm1(x))  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
+            x = x + block.attn.proj(_sites.timed(layout.attend, *heads).flatten(-2))  # type: ignore[operator, union-attr]  # torch's modules do not tell the types of what they hold
             if i in self.pruner.inside:
                 x, layout = prune(x, heads)
-            x = x + block.mlp(block.norm2(x))
+            x = x + block.mlp(block.norm2(x))  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
         logits = _precision.logits(self.head, self.norm(layout.first(x)))
         if self.options.distilled:
             # Without a pruner the layout is the whole rectangle, the distillation token second.
@@ -232,8 +233,8 @@ class Network(nn.Module):
         packing = pack.pack_lengths(torch.tensor(lengths, dtype=torch.int64, device=tokens[0].device))
         x = torch.cat(tokens)
         for block in self.blocks:
-            x = x + block.attn.proj(packing.attend(*block.attn.split(block.norm1(x))).flatten(-2))
-            x = x + block.mlp(block.norm2(x))
+            x = x + block.attn.proj(packing.attend(*block.attn.split(block.norm1(x))).flatten(-2))  # type: ignore[operator, union-attr]  # torch's modules do not tell the types of what they hold
+            x = x + block.mlp(block.norm2(x))  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
         starts = torch.tensor([0, *lengths[:-1]], dtype=torch.int64, device=x.device).cumsum(0)
         logits = _precision.logits(self.head, self.norm(x[starts]))
         if self.options.distilled:
@@ -244,7 +245,7 @@ class Network(nn.Module):
         """Tokens [B, N, C] of images of any size, with positions resampled as `adapt` resamples a file's."""
         patches = self.patch_embed(images)
         grid, first = tuple(patches.shape[-2:]), 1 + self.options.distilled
-        positions = self.pos_embed
+        positions: torch.Tensor = self.pos_embed
         if grid != self.options.grid:
             table = positions[:, first:].unflatten(1, self.options.grid).movedim(-1, 1).float()
             table = F.interpolate(table, size=grid, mode="bicubic").flatten(2).transpose(-2, -1)

@@ -136,7 +136,8 @@ class Network(nn.Module):
         # The patch at each place behind the class token, and whether it counts.
         patch = torch.arange(rows * columns, device=x.device).expand(len(x), -1)
         alive = torch.ones_like(patch, dtype=torch.bool)
-        hide, attend, kept = _pruned.HIDING.get(self.attention), _sites.full, []
+        kept: list = []
+        hide, attend = _pruned.HIDING.get(self.attention), _sites.full
         for i, block in enumerate(self.blocks):
             if i in self.prune_before:
                 score = self.score_predictor[len(kept)](x[:, 1:], alive).masked_fill(~alive, -torch.inf)
@@ -173,7 +174,7 @@ def _pack(x, keep, count):
         packed = (heads.transpose(1, 2).flatten(0, 1) for heads in (q, k, v))
         return attend_packed(*packed).unflatten(0, (-1, count)).transpose(1, 2)
 
-    return gather(x).unflatten(0, (-1, count)), partial(_sites.timed, attend)
+    return gather(x).unflatten(0, (-1, count)), partial(_sites.timed, attend)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
 
 
 def _eps(lvvit):

@@ -180,7 +180,7 @@ class _Stage(nn.Module):
 
     def forward(self, regionals, locals_):
         project, *blocks = self.block
-        x = self.windows.enter(project["proj"](regionals), project["proj"](locals_))
+        x = self.windows.enter(project["proj"](regionals), project["proj"](locals_))  # type: ignore[index]  # torch's modules do not tell the types of what they hold
         for i, block in enumerate(blocks):
             x = block(x, self.windows.regionals(x.device))
             if i == 0 and self.peg is not None:

@@ -76,7 +76,7 @@ class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
 
     decoder: str = "folded"
 
-    FAMILY = pattern
+    FAMILY = pattern  # type: ignore[misc]  # mypy takes it for a field
     knobs = ("levels", "scale", "decoder", "fuse", "width")
 
     def __post_init__(self):
@@ -126,7 +126,7 @@ def _from_transformers(state):
     renamed = {}
     for key, tensor in state.items():
         for theirs, ours in _STAGE.items():
-            key = re.sub(theirs, lambda match, ours=ours: ours.format(int(match[1]) + 1), key)
+            key = re.sub(theirs, lambda match, ours=ours: ours.format(int(match[1]) + 1), key)  # type: ignore[misc]  # ours: bound early
         for theirs, ours in _PARTS.items():
             key = key.replace(theirs, ours)
         renamed[key] = tensor
@@ -323,7 +323,7 @@ class _Attention(nn.Module):
     def forward(self, x, norm, grid):
         """Tokens x [B, N, C] of a grid, behind `norm`. Its last layer, `proj`, is the caller's."""
         queries = norm.weight, norm.bias, norm.eps, self.q.weight, self.q.bias
-        reduced = None, None, None, None, 0.0
+        reduced: tuple = None, None, None, None, 0.0
         if self.sr is not None:
             reduced = self.sr.weight, self.sr.bias, self.norm.weight, self.norm.bias, self.norm.eps
         keys = *reduced, self.kv.weight, self.kv.bias
@@ -383,17 +383,17 @@ class _Decoder(nn.Module):
         Rounded once: it is made in float64, which is exact for weights in 16 bits.
         """
         bn, fuse = self.linear_fuse["bn"], self._fuse.double()
-        scale, bias = torch.ones_like(bn.weight, dtype=torch.float64), torch.zeros_like(bn.bias, dtype=torch.float64)
+        scale, bias = torch.ones_like(bn.weight, dtype=torch.float64), torch.zeros_like(bn.bias, dtype=torch.float64)  # type: ignore[arg-type]  # torch's modules do not tell the types of what they hold
         if not self.training:
-            scale = bn.weight.double() * (bn.running_var.double() + bn.eps).rsqrt()
-            bias = bn.bias.double() - scale * bn.running_mean.double()
+            scale = bn.weight.double() * (bn.running_var.double() + bn.eps).rsqrt()  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
+            bias = bn.bias.double() - scale * bn.running_mean.double()  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
         weights = []
         for level in levels:
             linear, part = self._linear(level), scale[:, None] * fuse[:, self._columns(level)]
             weights.append((part @ linear.weight.double()).to(linear.weight.dtype))
             # ASSUME: a level that is left out takes its bias along, as if its linear layer gave zeros.
             bias = bias + part @ linear.bias.double()
-        return Folded(tuple(weights), bias.to(bn.bias.dtype))
+        return Folded(tuple(weights), bias.to(bn.bias.dtype))  # type: ignore[arg-type]  # torch's modules do not tell the types of what they hold
 
     def _folded(self, maps, grid, folded):
         weights, bias = folded
@@ -420,7 +420,7 @@ class _Decoder(nn.Module):
         weight = self.linear_fuse["conv"].weight
         if levels != LEVELS:
             weight = self._remembered(("fuse", levels), self._of_levels, levels)
-        return self._predicted(self.linear_fuse["bn"](F.conv2d(torch.cat(maps[::-1], 1), weight)))
+        return self._predicted(self.linear_fuse["bn"](F.conv2d(torch.cat(maps[::-1], 1), weight)))  # type: ignore[arg-type]  # torch's modules do not tell the types of what they hold
 
     def _of_levels(self, levels):
         """The convolution's weights for some levels, contiguous: it would copy a slice in each call."""
@@ -438,20 +438,21 @@ class _Decoder(nn.Module):
         fused channel is the batch norm's weight. They are compared in float32: in 16 bits some tie.
         """
         bn, fuse, predict = self.linear_fuse["bn"], self._fuse, self.linear_pred.weight.flatten(1)
-        outputs = _maps.largest(bn.weight.float().abs() * predict.float().norm(dim=0), path.width)
-        linears, parts = [], []
+        outputs = _maps.largest(bn.weight.float().abs() * predict.float().norm(dim=0), path.width)  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
+        linears: list = []
+        parts: list = []
         for level in path.levels:
             linear, part = self._linear(level), fuse[:, self._columns(level)]
             kept = _maps.largest(part.float().norm(dim=0) * linear.weight.float().norm(dim=1), path.fuse)
             linears.append((linear.weight[kept], linear.bias[kept]))
             parts.insert(0, part[outputs][:, kept])
-        norm = [x[outputs] for x in (bn.running_mean, bn.running_var, bn.weight, bn.bias)]
+        norm = [x[outputs] for x in (bn.running_mean, bn.running_var, bn.weight, bn.bias)]  # type: ignore[index]  # torch's modules do not tell the types of what they hold
         return linears, torch.cat(parts, 1)[:, :, None, None], norm, predict[:, outputs, None, None].contiguous()
 
     def _narrow(self, maps, grid, narrowed):
         linears, fuse, norm, predict = narrowed
         maps = [_maps.resized(_maps.product(x, *linear), grid) for x, linear in zip(maps, linears, strict=True)]
-        x = F.batch_norm(F.conv2d(torch.cat(maps[::-1], 1), fuse), *norm, eps=self.linear_fuse["bn"].eps)
+        x = F.batch_norm(F.conv2d(torch.cat(maps[::-1], 1), fuse), *norm, eps=self.linear_fuse["bn"].eps)  # type: ignore[arg-type, misc]  # mypy does not know the length of what is unpacked
         return F.conv2d(x.relu(), predict, self.linear_pred.bias)
 
     def _remembered(self, what, make, *arguments):
@@ -460,7 +461,7 @@ class _Decoder(nn.Module):
 
     @property
     def _fuse(self):
-        return self.linear_fuse["conv"].weight.flatten(1)
+        return self.linear_fuse["conv"].weight.flatten(1)  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
 
     def _linear(self, level):
         return getattr(self, f"linear_c{level}").proj

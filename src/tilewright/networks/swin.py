@@ -5,6 +5,7 @@ Parameters have the names of the official code for segmentation. Windows and shi
 
 import re
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ HIDDEN = -100.0
 _LONG = {"q": "query", "k": "key", "v": "value"}
 # Names of the Hugging Face form, in files and, since transformers 5, in memory, and what they are called here, one
 # after the other.
-_RENAMED = {
+_RENAMED: dict[str, Any] = {
     r"^backbone\.(swin\.)?embeddings\.patch_embeddings\.projection\.": "backbone.patch_embed.proj.",
     r"^backbone\.(swin\.)?embeddings\.norm\.": "backbone.patch_embed.norm.",
     r"^backbone\.(swin\.)?encoder\.": "backbone.",
@@ -46,7 +47,7 @@ _RENAMED = {
 class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
     """One network. image_size: pixels a side, or (height, width)."""
 
-    FAMILY = pattern
+    FAMILY = pattern  # type: ignore[misc]  # mypy takes it for a field
     # UPerNet is not linear between its norms: it cannot be folded.
     decoder = "published"
     channels = pattern.CHANNELS
@@ -134,8 +135,8 @@ class _Backbone(nn.Module):
         given = stages.begun(path) if stages else []
         for stage in range(len(given), len(path.blocks)):
             layer = self.layers[stage]
-            x = self.layers[stage - 1].downsample(given[-1][0]) if given else self._patches(images)
-            for block, keep in zip(layer.blocks, path.blocks[stage], strict=True):
+            x = self.layers[stage - 1].downsample(given[-1][0]) if given else self._patches(images)  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
+            for block, keep in zip(layer.blocks, path.blocks[stage], strict=True):  # type: ignore[arg-type]  # torch's modules do not tell the types of what they hold
                 if keep == "1":
                     x = block(x)
             normed = getattr(self, f"norm{stage}")(_maps.to_tokens(x))
@@ -147,7 +148,7 @@ class _Backbone(nn.Module):
     def _patches(self, images):
         below, right = (-side % pattern.PATCH for side in images.shape[2:])
         x = self.patch_embed(F.pad(images, (0, right, 0, below)))
-        return _maps.to_map(self.patch_embed.norm(_maps.to_tokens(x)), x.shape[2:])
+        return _maps.to_map(self.patch_embed.norm(_maps.to_tokens(x)), x.shape[2:])  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
 
 
 class _Stage(nn.Module):
@@ -350,7 +351,7 @@ class _UPerNet(nn.Module):
             kept = _maps.largest(bn.weight.abs() * torch.linalg.vector_norm(part, dim=(0, 2, 3)), path.fuse)
             parts.append(part[outputs][:, kept])
             if level < 3:
-                convs.append((self.fpn_convs[level].conv.weight[kept], _of(bn, kept)))
+                convs.append((self.fpn_convs[level].conv.weight[kept], _of(bn, kept)))  # type: ignore[index, union-attr]  # torch's modules do not tell the types of what they hold
         fuse = torch.cat(parts, 1), _of(self.fpn_bottleneck.bn, outputs)
         return convs, kept, fuse, predict[:, outputs].contiguous()
 

@@ -6,7 +6,7 @@ parameters bear: projections shared by local and global tokens, a norm after the
 
 import hashlib
 from math import isqrt
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
@@ -106,7 +106,9 @@ class Stage(nn.Sequential):
     def __init__(self, channels, shape, mode, attention):
         """A stage of `shape` on images of `channels`."""
         super().__init__(PatchEmbed(channels, shape))
-        self.shape, self.windows, self.site = shape, None, None
+        self.shape = shape
+        self.windows: Any = None
+        self.site: Any = None
         if shape.sparse:
             self.windows = Windows(shape.grid, shape.n_global, shape.radius, mode)
             head_dim = shape.dim // shape.heads
@@ -184,7 +186,7 @@ class MlpBlock(nn.Module):
 
     def forward(self, x):
         """Tokens [B, N, d] to tokens."""
-        return x + self.mlp.fc2(F.gelu(self.mlp.fc1(self.norm(x))))
+        return x + self.mlp.fc2(F.gelu(self.mlp.fc1(self.norm(x))))  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
 
 
 class RelativePosition(nn.Module):

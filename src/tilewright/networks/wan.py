@@ -136,7 +136,9 @@ def _renamed(state, outside, inside):
     """A state with other names; those that no table has stay."""
     renamed = {}
     for key, tensor in state.items():
-        layer, owner, kind = re.fullmatch(r"(blocks\.\d+\.|)(.+?)(\.weight|\.bias|)", key).groups()
+        parts = re.fullmatch(r"(blocks\.\d+\.|)(.+?)(\.weight|\.bias|)", key)
+        assert parts is not None, key
+        layer, owner, kind = parts.groups()
         renamed[layer + (inside if layer else outside).get(owner, owner) + kind] = tensor
     return renamed
 
@@ -154,8 +156,8 @@ def rotary(grid):
         angles.append(
             (torch.arange(grid[axis], device="cpu")[:, None] * speed).view(*shape, pairs).expand(*grid, pairs)
         )
-    angles = torch.cat(angles, -1).flatten(0, 2)
-    return angles.cos().float(), angles.sin().float()
+    joined = torch.cat(angles, -1).flatten(0, 2)
+    return joined.cos().float(), joined.sin().float()
 
 
 def turned(x, cos, sin):

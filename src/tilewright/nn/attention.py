@@ -2,11 +2,13 @@
 
 import copy
 import functools
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import nn
 
 from tilewright.attention.masks import Bias
@@ -178,6 +180,10 @@ class LayerBias:
     Subclasses have ``table() -> tensor [H, T]``, read in every call; ``index(rows, cols) -> int array``, places of
     pairs in it, by token numbers in the model's own order; ``pairs() -> [H, N, N]``, of all pairs, for ``full``.
     """
+
+    table: Callable[[], torch.Tensor]
+    index: Callable[[NDArray, NDArray], NDArray]
+    pairs: Callable[[], torch.Tensor]
 
     def __init__(self, source, plans):
         """source: the module that has the table, of this call: a replica's own. plans: `BiasPlans` of the layer."""

@@ -82,7 +82,7 @@ def parse(name):
     match = re.fullmatch(r"(.+?)(?:-g(\d+))?", name)
     for form, (_, make) in NAMED.items():
         found = match and re.fullmatch(form.replace("<side>", r"(\d+)"), match[1])
-        if found:
+        if match and found:
             return make, tuple(map(int, found.groups())), None if match[2] is None else int(match[2])
     raise UnknownNameError("pattern", name, [f"{form}[-g<special tokens>]" for form in NAMED])
 

@@ -29,7 +29,7 @@ def register(lib, differentiates):
         return setup
 
     for name, (save, backward) in _FORMULAS.items():
-        transforms.differentiate(lib, f"ragged_{name}", saving(save), backward)
+        transforms.differentiate(lib, f"ragged_{name}", saving(save), backward)  # type: ignore[arg-type]  # mypy joins signatures to a bare function
     transforms.differentiate(lib, "ragged_attend_backward", lambda *_, **__: None, _refused)
 
 

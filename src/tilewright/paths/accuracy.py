@@ -106,7 +106,7 @@ def fits(known: Mapping[Path, Mapping[Path, float]], *, seed: int = 0) -> dict[P
 
 def alike(known: Mapping[Path, Mapping[Path, float]]) -> list[list[Path]]:
     """Bases with the same blocks together. Raises `ConfigError` for fewer than `FEWEST` paths of a base."""
-    found = {}
+    found: dict = {}
     for base, accuracies in known.items():
         if (count := len(accuracies) - 1) < FEWEST:
             raise ConfigError(f"accuracy: expected at least {FEWEST} measured paths to fit to, found {count}")
@@ -145,9 +145,9 @@ class _Measured:
 def _fitted(bases, seed):
     """`Losses` of each of the `_Measured`, whose bases have the same blocks."""
     folds = folds_of(np.vstack([each.skips for each in bases]), seed)
-    folds = np.split(folds, np.cumsum([len(each.skips) for each in bases])[:-1])
+    parts = np.split(folds, np.cumsum([len(each.skips) for each in bases])[:-1])
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        tried = list(pool.map(lambda form: _tried(bases, folds, *form), product(LINKS, PAIRS)))
+        tried = list(pool.map(lambda form: _tried(bases, parts, *form), product(LINKS, PAIRS)))
     best = [_least(each) for each in zip(*tried, strict=True)]
     return [_losses(bases, at, *choice) for at, (_, *choice) in enumerate(best)]
 
@@ -189,7 +189,7 @@ def _losses(bases, at, link, kind, pulled, ridge, predicted):
     each, pairs = bases[at], pairs_of(bases[at].base, kind)
     problems = [_problem(each, kind, link) for each in bases]
     towards = _shared(problems, [slice(None)] * len(bases)) if pulled else 0.0
-    weights = _solved(*problems[at][:2], ridge, towards)
+    weights = _solved(problems[at][0], problems[at][1], ridge, towards)
     single, both, either = np.split(weights, np.cumsum((each.skips.shape[1], len(pairs))))
     # i or j is i + j - i j.
     np.add.at(single, np.array(pairs, dtype=int).reshape(-1, 2), either[:, None])

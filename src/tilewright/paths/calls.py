@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,11 @@ class Calls:
             self.folded = {text: (folded or {}).get(text) or self._fold(path) for text, path in self.paths.items()}
             self.images = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
             # The stream of the latest call; None on a CPU.
-            self.stream, self.maps, self._graphs = None, None, {}
+            self._graphs: dict = {}
+            self.stream: Any = None
+            self.maps: Any = None
+            self._raw: int | None = None
+            self._current: Callable[[], int]
             with _internals.recompile_limit() if compiled else contextlib.nullcontext():
                 if weight.is_cuda:
                     self._capture()
@@ -99,7 +104,7 @@ class Calls:
     def _capture(self):
         self.stream, self._raw = torch.cuda.Stream(self.device), None
         self._current = partial(_internals.raw_stream, self.device.index)
-        self._copy = backends.maps(self.device.type).copier(self.device)
+        self._copy = backends.maps(self.device.type).copier(self.device)  # type: ignore[union-attr]  # torch's modules do not tell the types of what they hold
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         pool = None
         with torch.cuda.stream(self.stream):
@@ -134,7 +139,7 @@ def samples(
     Texts come in random order, as in a stream: caches hold what another path has left. Each call takes the next of the
     `batches` of images. beside: called before each of them, within its time, to start foreign work on the device.
     """
-    found = {text: [] for text in texts}
+    found: dict[str, list[float]] = {text: [] for text in texts}
     order = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(texts)), count))
     for text in texts:
         call(text, batches[0])

@@ -53,7 +53,7 @@ class Scenes:
         weight, classes = next(network.parameters()), len(self.source.classes)
         batch = at_once(images.shape[2:], weight.is_cuda)
         wanted = shared(dict.fromkeys(wanted))
-        found = {path: [] for path in wanted}
+        found: dict[Path, list] = {path: [] for path in wanted}
         for lo in range(0, len(images), batch):
             part, stages = images[lo : lo + batch].to(weight.dtype), Stages()
             truth = labels[lo : lo + batch]
@@ -99,7 +99,8 @@ class Maps:
 
     def __init__(self, network, images, own: Mapping | None = None):
         """own: ``{path: Folded}`` of those with statistics of their own."""
-        self.network, self.images, self.own, self._known = network, images, own or {}, {}
+        self._known: dict = {}
+        self.network, self.images, self.own = network, images, own or {}
 
     @torch.inference_mode()
     def wrong(self, path: Path, maps) -> str:
@@ -162,7 +163,7 @@ def times(
     refuted |= {text: call.wrong for text, call in kept.items() if call.wrong}
     if refuted and wrong is None:
         raise PatternError(next(iter(refuted.values())))
-    if refuted:
+    if wrong is not None:
         wrong |= {named[text]: why for text, why in refuted.items()}
     taken = zip(kept, found, strict=True)
     return {named[text]: each.p50_us for text, each in taken if text not in refuted}

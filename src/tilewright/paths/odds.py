@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +21,12 @@ class Odds:
     late call where it gives the most. A promise, which each call keeps as likely, takes it wherever it is met.
     """
 
-    def __init__(self, entries: Sequence[Entry], samples_us: Mapping[str, Sequence[float]]):
+    def __init__(self, entries: Sequence[Entry], samples_us: Mapping[str, Any]):
         """entries: with their mean IoU on scenes of ``choice``. samples_us: of calls of each, by its text, in random
         order."""
         self.entries = list(entries)
-        times = pooled({entry.path: samples_us[entry.path] for entry in self.entries})
-        times = np.array([np.sort(times[entry.path]) for entry in self.entries])
+        samples = pooled({entry.path: samples_us[entry.path] for entry in self.entries})
+        times = np.array([np.sort(samples[entry.path]) for entry in self.entries])
         self.budgets_us = np.linspace(times.min(), times.max(), BUDGETS)
         # float64 [entries, budgets]
         self.late = np.array([1 - np.searchsorted(each, self.budgets_us, side="right") / len(each) for each in times])

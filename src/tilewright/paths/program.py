@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -130,23 +131,25 @@ def plan(models, budgets_us, solver: str, *, time_limit_s=10.0) -> dict[float, P
 def _planned(models, budgets_us, solver, time_limit_s):
     """`plan` of budgets that fall: what met the one before and meets this one stays the best of its base, and no base
     gets better than it was, which saves most programs. Which of several optima is taken is asked of the best base."""
-    found, latest, taken = {}, {}, {}
+    found: dict = {}
+    latest: dict[Any, Any] = {}
+    taken: dict = {}
     for budget in budgets_us:
-        made = {}
+        made: dict = {}
         # Those that were best come first: of the others, what was worse before need not be solved again.
         for place in sorted(range(len(models)), key=lambda at: -latest[at].accuracy if latest.get(at) else np.inf):
             held = latest.get(place)
             again = place not in latest or (held is not None and not _meets(held, budget))
-            if again and held and made and held.accuracy < best(made.values()).accuracy - SAME:
+            if again and held and (leading := best(made.values())) and held.accuracy < leading.accuracy - SAME:
                 continue
             if again:
-                held = latest[place] = _optimal(*models[place], budget, solver, (), time_limit_s)
+                held = latest[place] = _optimal(*models[place], budget, solver, (), time_limit_s)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
             if held is not None:
                 made[place] = held
         top = best(made.values())
-        for place in [place for place, held in made.items() if held.accuracy >= top.accuracy - SAME]:
+        for place in [place for place, held in made.items() if top and held.accuracy >= top.accuracy - SAME]:
             if taken.get(place) is not latest[place]:
-                taken[place] = latest[place] = _earliest(latest[place], *models[place], budget, (), time_limit_s)
+                taken[place] = latest[place] = _earliest(latest[place], *models[place], budget, (), time_limit_s)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
             made[place] = latest[place]
         found[budget] = best(made.values())
     return found
@@ -164,7 +167,8 @@ def runners_up(models, plans, solver: str, *, time_limit_s=10.0) -> dict[float, 
         }
 
     def beside(budgets):
-        found, before = {}, (None, None)
+        found: dict = {}
+        before = (None, None)
         for budget in budgets:
             first = plans[budget]
             if first is None:
@@ -227,7 +231,7 @@ def _greedily(saved_us, losses):
             rates[block] = (float(losses.loss(more)) - before) / saved_us[block]
         if not rates:
             return
-        skips[min(rates, key=rates.get)] = True
+        skips[min(rates, key=lambda place: rates[place])] = True
 
 
 def _stepped(budget_us, model, steps):

@@ -43,8 +43,9 @@ class Picker:
             raise ConfigError(f"margin: expected a share of at least 0, found {arguments.shown(margin)}")
         self.calls, self.table, self.margin, self.late = calls, table, margin, late
         # How late paths are, once they are rehearsed.
-        self.odds = None
-        self._turn, self._owner = threading.Lock(), None
+        self.odds: Odds | None = None
+        self._turn = threading.Lock()
+        self._owner: int | None = None
 
     def pick(self, budget_us: float, *, price: float | None = None) -> Entry:
         """The entry that a call with this budget in microseconds runs.
@@ -143,10 +144,10 @@ class Runner(Picker):
                 f"folded: expected statistics of each path, as the table has them, found none of {bare[0]}"
             )
         # The slowest first: its memory serves the others.
-        paths = {entry.path: network.path(entry.path) for entry in reversed(table.rows)}
+        paths = {entry.path: network.path(entry.path) for entry in reversed(table.rows)}  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
         weight = next(network.parameters())
         if weight.is_cuda and hasattr(network, "operators"):
-            images = torch.randn(batch, 3, *network.options.pixels, dtype=weight.dtype, device=weight.device)
+            images = torch.randn(batch, 3, *network.options.pixels, dtype=weight.dtype, device=weight.device)  # type: ignore[misc, union-attr]  # torch's modules do not tell the types of what they hold
             networks.choose_kernels(network, images, paths.values())
         calls = Calls(network, paths, batch=batch, folded=folded, compiled=table.rows[0].compiled)
         super().__init__(calls, table, margin=margin, late=late)
@@ -159,7 +160,7 @@ class Runner(Picker):
         caller.
         """
         entry = self.pick(budget_us, price=price)
-        return self.run(entry, images), Told(entry.path, entry.promise_us, entry.test)
+        return self.run(entry, images), Told(entry.path, entry.promise_us, entry.test)  # type: ignore[arg-type]  # rows of a table have promises
 
 
 def _facts(network):

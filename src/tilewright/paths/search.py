@@ -32,10 +32,11 @@ def improved(
     begin = perf_counter()
     budgets = np.array(sorted({budget for plan in plans for budget in plan}))
     best, held = np.full(len(budgets), -np.inf), [None] * len(budgets)
-    fresh = {base: [] for base in times}
+    fresh: dict[Path, list] = {base: [] for base in times}
     for proposal in (proposal for plan in plans for proposal in plan.values() if proposal is not None):
         fresh[space.base_of(proposal.path)].append(space.skips(proposal.path)[None])
-    tried, spread = {base: set() for base in times}, set()
+    spread: set = set()
+    tried: dict[Path, set] = {base: set() for base in times}
     while any(fresh.values()):
         for base, asked in fresh.items():
             skips = _untried(asked, tried[base])
@@ -51,7 +52,7 @@ def improved(
                     if space.free(other) == space.free(base):
                         fresh[other].append(skips[None])
     seconds = (perf_counter() - begin) / len(budgets)
-    found = {}
+    found: dict = {}
     for budget, accuracy, choice in zip(budgets.tolist(), best.tolist(), held, strict=True):
         path = choice and space.with_skips(*choice)
         found[budget] = path and Proposal(path, times[choice[0]].predict(path), accuracy, NAME, seconds)

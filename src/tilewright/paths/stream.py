@@ -79,7 +79,7 @@ class Closed(Controller):
     def saw(self, measured_us: float, entry: Entry, *, late: bool = False) -> None:
         """As `Controller.saw`."""
         self._move(measured_us, entry, late)
-        over = measured_us - self.pace * entry.promise_us
+        over = measured_us - self.pace * entry.promise_us  # type: ignore[operator]  # rows of a table have promises
         self._kept = self._kept + 1 if over <= 0 else 0
         if self._kept >= CALM:
             self._over.clear()

@@ -67,7 +67,8 @@ def closest(forms: Mapping[Path, Losses], known, *, seed: int = 0) -> dict[Path,
     """For each base of `known`, as `fits` takes it, its form or its `Surrogate`, whichever errs less where paths are
     held out: a process takes more paths than a form."""
     others = fits(known, seed=seed)
-    return {base: min(forms[base], others[base], key=lambda model: model.error) for base in known}
+    both: dict[Path, tuple[Losses | Surrogate, ...]] = {base: (forms[base], others[base]) for base in known}
+    return {base: min(models, key=lambda model: model.error) for base, models in both.items()}
 
 
 def fits(known: Mapping[Path, Mapping[Path, float]], *, seed: int = 0) -> dict[Path, Surrogate]:
@@ -107,9 +108,9 @@ def _fitted(bases, known, seed):
     found = []
     for number, base in enumerate(bases):
         mine = (place == number) & skipping
-        held = dict(zip([path for path in known[base] if path != base], predicted[mine].tolist(), strict=True))
+        losses = dict(zip([path for path in known[base] if path != base], predicted[mine].tolist(), strict=True))
         error = float(np.median(abs(predicted - seen)[mine]))
-        found.append(Surrogate(base, known[base][base], error, held, number, paths, weights, solved))
+        found.append(Surrogate(base, known[base][base], error, losses, number, paths, weights, solved))
     return found
 
 

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -74,14 +75,14 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     compiled: bool = False
 
 
-def checked_budget(budget_us) -> float:
+def checked_budget(budget_us: Any) -> float:
     """A budget in microseconds. Raises `BudgetError` for what is no positive number."""
-    if not isinstance(budget_us, Real) or isinstance(budget_us, bool) or not 0 < budget_us < math.inf:
+    if not isinstance(budget_us, Real) or isinstance(budget_us, bool) or not 0 < budget_us < math.inf:  # type: ignore[operator]  # numbers compare
         raise BudgetError(f"budget: expected microseconds above 0, found {arguments.shown(budget_us)}")
     return float(budget_us)
 
 
-def promised(samples_us: Sequence[float]) -> float:
+def promised(samples_us: Sequence[float] | np.ndarray) -> float:
     """The promise of ordered samples: the 996th of 1,000, or the same share of others; microseconds."""
     if not len(samples_us):
         raise ConfigError("promise: expected samples, found none")
@@ -89,12 +90,12 @@ def promised(samples_us: Sequence[float]) -> float:
     return float(ordered[min(len(ordered), math.ceil(len(ordered) * PROMISED / SAMPLES)) - 1])
 
 
-def promises(samples_us: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def promises(samples_us: Mapping[str, Any]) -> dict[str, float]:
     """The promise of each path, microseconds, from samples that were taken in random order, see `pooled`."""
     return {text: promised(samples) for text, samples in pooled(samples_us).items()}
 
 
-def pooled(samples_us: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+def pooled(samples_us: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """``{text: float64}`` microseconds: how long calls of each path may take.
 
     With `SAMPLES` of each they are its own. The tail of fewer is the slowest one or two: whichever path the host was
@@ -154,7 +155,7 @@ class Table:
             values = sorted({str(getattr(entry, field)) for entry in entries})
             if len(values) > 1:
                 raise ConfigError(f"path table: expected paths of one {field}, found {', '.join(values)}")
-        front = sorted((entry for entry in marked(entries) if not entry.dominated), key=lambda x: x.promise_us)
+        front = sorted((entry for entry in marked(entries) if not entry.dominated), key=lambda x: x.promise_us)  # type: ignore[arg-type, return-value]  # rows of a table have promises
         self.rows = _thinned(front, MOST)
         self._promises = [entry.promise_us for entry in self.rows]
 

@@ -40,9 +40,8 @@ class Bank:
 
     def of(self, indices) -> np.ndarray:
         """int64: the bank of each index, an array for each dimension."""
-        return sum((np.asarray(i, np.int64) * a for i, a in zip(indices, self.alpha, strict=True)), np.int64(0)) % max(
-            1, self.count
-        )
+        terms = (np.asarray(i, np.int64) * a for i, a in zip(indices, self.alpha, strict=True))
+        return sum(terms, np.int64(0)) % max(1, self.count)  # type: ignore[return-value]  # indices are arrays
 
     @property
     def folded(self) -> int | None:

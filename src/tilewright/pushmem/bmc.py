@@ -86,7 +86,8 @@ def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None
     used = [name for name, at in firings.items() if len(at)]
     inside, spare = _inside(stream, used) if part == "top" else ([], [])
     used += inside + spare
-    ports, silent = memory.PARAMETERS.ports(), {}
+    silent: dict = {}
+    ports = memory.PARAMETERS.ports()
     for name in ports:
         if name not in used:
             silent |= {register: 0 for register in system.configuration if register.startswith(f"{name}_")}
@@ -164,7 +165,8 @@ def _inside(stream, used):
     out = set(stream.data_out[stream.valid_out].ravel().tolist())
     came = [set(stream.data_in[valid, port].ravel().tolist()) for port, valid in enumerate(stream.valid_in.T)]
     fetching = [name.replace("tb2out", "sram2tb") for name in used if name.startswith("tb2out")]
-    needed, spare = [], []
+    needed: list = []
+    spare: list = []
     for name in used:
         if name.startswith("in2agg"):
             port = int(name[len("in2agg") :])
@@ -186,7 +188,8 @@ def _blank(stream, memory):
 
 def _example(stream, memory, firings, blank):
     """The example of a part or of the top: firings that it shows are pinned, and so are the sums of their schedules."""
-    pins, cycles, bits, part = {}, len(stream), memory.PARAMETERS.bits, stream.part
+    pins: dict = {}
+    cycles, bits, part = len(stream), memory.PARAMETERS.bits, stream.part
     for name, at in firings.items():
         pins |= _schedule(name, at, cycles).pins if len(at) else {f"{name}_fire": [0] * cycles}
         if name.startswith("sram2out"):
@@ -197,7 +200,7 @@ def _example(stream, memory, firings, blank):
     inputs = {names.format(port): _words(joined[:, port], bits, blank) for port in range(joined.shape[1])}
     inputs["run"] = [1] * cycles
     given = {"agg": "row{}[{}]", "sram": "register[{1}]"}.get(part, "data_out{}")
-    outputs = {MET: [0] * cycles} if part == "top" else {}
+    outputs: dict[str, list[int | None]] = {MET: [0] * cycles} if part == "top" else {}
     for port in range(stream.data_out.shape[1]):
         # The read register shows its word in every cycle.
         asked = stream.valid_out[:, port] if part != "sram" else np.ones(cycles, dtype=bool)
@@ -252,14 +255,14 @@ def _layers(memory, names, told, depth, found=None, spare=()):
         for what in (CYCLE, *told[name])
         for level in range(levels)
     ]
-    starts = [[(f"{name}_{what}_start", 0)] for name in names for what in (CYCLE, *told[name])]
+    all_starts = [[(f"{name}_{what}_start", 0)] for name in names for what in (CYCLE, *told[name])]
     products = [[(f"{name}_last{level}", 1) for level in range(levels)] for name in names]
     # Loops are always as few as there can be: what is enumerated is what makes the question small.
     all_layers = [
         Choices("levels", groups),
         Least("extents", products),
         Least("strides", steps),
-        Least("starts", starts),
+        Least("starts", all_starts),
     ]
     return all_layers[: max(1, depth)]
 

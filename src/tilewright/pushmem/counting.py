@@ -45,7 +45,11 @@ def impossible(moved, parameters) -> None:
     memory moves words of one input or of one output, and is the only one of its cycle.
     """
     wide = "agg2sram0" in parameters.ports()
-    least, fetches, keys, came, at = 4 if wide else 2, [], [], [], []
+    fetches: list = []
+    keys: list = []
+    came: list = []
+    at: list = []
+    least = 4 if wide else 2
     for port, (cycles, inputs, numbers) in enumerate(moved.reads):
         since = np.array([moved.arrivals[i][n] for i, n in zip(inputs, numbers, strict=True)], dtype=np.int64)
         if len(soon := np.flatnonzero(cycles - since < least)):
@@ -56,10 +60,10 @@ def impossible(moved, parameters) -> None:
         fetches.append((since[begins] + 2, cycles[begins] - 2))
         for each, column in ((keys, inputs * _FAR + numbers), (came, since), (at, cycles)):
             each.append(column)
-    words, begins, where = np.unique(np.concatenate(keys), return_index=True, return_inverse=True)
+    words, begins, at_word = np.unique(np.concatenate(keys), return_index=True, return_inverse=True)
     since, first, last = np.concatenate(came)[begins], np.full(len(words), _FAR), np.zeros(len(words), dtype=np.int64)
-    np.minimum.at(first, where, np.concatenate(at))
-    np.maximum.at(last, where, np.concatenate(at))
+    np.minimum.at(first, at_word, np.concatenate(at))
+    np.maximum.at(last, at_word, np.concatenate(at))
     if not len(words):
         return
     _held(since + 1, last if wide else last - 1, _room(moved, parameters))
@@ -193,7 +197,9 @@ def crowded(earliest, latest) -> tuple[int, int, int] | None:
     """``(first, last, count)`` of cycles in which more accesses have to be than there are cycles; None where one access
     a cycle is enough for all. earliest, latest: int64 [n], inclusive. By earliest deadline first, which is exact."""
     order = np.argsort(earliest, kind="stable")
-    waiting, at, cycle, done = [], 0, 0, []
+    waiting: list = []
+    done: list = []
+    at, cycle = 0, 0
     while at < len(order) or waiting:
         if not waiting:
             cycle = max(cycle, int(earliest[order[at]]))

@@ -300,7 +300,7 @@ class Read(Expression):
     indices: tuple[Index, ...]
 
     @property
-    def signed(self):
+    def signed(self) -> bool:  # type: ignore[override]  # nobody writes it
         """Whether the source's words are signed."""
         return self.source.dtype == "int16"
 
@@ -593,8 +593,9 @@ def _evaluate(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarra
             word = _evaluate(body, inner, arrays)
             word = np.broadcast_to(word, np.broadcast_shapes(word.shape, e.extents))
             axes = tuple(range(-len(e.extents), 0))
-            total = {"+": np.sum, "min": np.min, "max": np.max}[e.op](word.astype(np.int64), axis=axes)
-            return _cast(total, body.signed)
+            reduce: Any = {"+": np.sum, "min": np.min, "max": np.max}[e.op]
+            return _cast(reduce(word.astype(np.int64), axis=axes), body.signed)
+    assert isinstance(e, Op)
     args = [_evaluate(a, values, arrays) for a in e.args]
     wide = [_number(a, e.signed) for a in args]
     match e.name:

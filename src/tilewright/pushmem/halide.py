@@ -86,7 +86,7 @@ def read(text: str, inputs: dict, made: dict) -> tuple[dsl.Stage, ...]:
         if name not in extents:
             raise ProgramError(f"{name}: expected an allocated buffer or an output, found neither")
         mine = [s for s in stores if s.name == name]
-        sources[name] = _stage(name, *known[name], mine, sources, extents)
+        sources[name] = _stage(name, *known[name], mine, sources, extents)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
     return tuple(sources[name] for name in order if name in made)  # type: ignore[misc]
 
 
@@ -401,7 +401,7 @@ def _lane(name, shape, stores, sources, extents):
     """A function of a stage's indices that gives the word of one copy."""
     first, *updates = stores
     if not updates:
-        return _word_of(name, shape, *first, sources, extents)
+        return _word_of(name, shape, *first, sources, extents)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
     if first[0].value[:2] != ("num", 0):
         raise ProgramError(f"{name}: expected a sum that begins with 0, found line: {first[0].line}")
     parts, reduced = [], None

@@ -87,7 +87,9 @@ class Side:
 def words(stream) -> Words:
     """What moves. Raises `NoScheduleError` for words that go out and never came in, or not before; `NotFoundError` for
     a token that comes in twice."""
-    place, arrivals, twice = {}, [], None
+    place: dict = {}
+    arrivals: list = []
+    twice = None
     for port in range(stream.valid_in.shape[1]):
         at = np.flatnonzero(stream.valid_in[:, port])
         arrivals.append(at)
@@ -140,13 +142,13 @@ def configuration(stream, memory) -> Configuration:
         except (NotFoundError, fit.NotAffineError) as error:
             errors.append((layouts, error))
     # What comes closest says most: all loops were found, then bounds, then loops that were not.
-    layouts, error = min(
+    layouts, closest = min(
         errors[: len(usual)],
         key=lambda each: (isinstance(each[1], fit.NotAffineError), getattr(each[1], "cause", 0) is not None),
     )
-    if isinstance(error, fit.NotAffineError):
-        raise NotFoundError("not affine", str(error)) from error
-    raise error if error.cause is not None else _explained(found, memory, layouts, error)
+    if isinstance(closest, fit.NotAffineError):
+        raise NotFoundError("not affine", str(closest)) from closest
+    raise closest if closest.cause is not None else _explained(found, memory, layouts, closest)
 
 
 def _usual(found, parameters):
@@ -226,7 +228,8 @@ def _solved(found, memory, layouts, groups, tries):
     if "agg2sram0" not in parameters.ports():
         return _single(found, memory, layouts[0])
     writes, controllers, readings = _sides(found, memory, layouts, groups)
-    ports, first = parameters.ports(), None
+    ports = parameters.ports()
+    first: NotFoundError | None = None
     for taken in itertools.product(*readings):
         sides = [*writes, *(side for side, _ in taken)]
         if groups == GROUPS and writes and all(side.needed is None for side in sides):
@@ -242,6 +245,7 @@ def _solved(found, memory, layouts, groups, tries):
         for side, at in zip(sides, times, strict=True):
             made[side.name] = fit.controller(at, side.addresses, ports[side.name].addresses, parameters.levels)
         return Configuration(memory.NAME, {name: made[name] for name in ports if name in made})
+    assert first is not None, memory.NAME
     raise first
 
 
@@ -378,7 +382,7 @@ def _by_rounds(port, at, place, parameters, groups):
     addresses = {"sram": None, "tb_row": np.tile(np.arange(rows), len(times))}
     first = (begins[:, None] + np.arange(rows)).reshape(-1)
     side = Side(
-        *(f"sram2tb{port}", earliest.reshape(-1), latest.reshape(-1), first, addresses, wide.reshape(-1), 0),
+        *(f"sram2tb{port}", earliest.reshape(-1), latest.reshape(-1), first, addresses, wide.reshape(-1), 0),  # type: ignore[arg-type]  # all of them are arrays
         [(len(times), begins), *_rounds(controller, at)],
         reads=True,
         needed=asks.any(1).reshape(-1),
@@ -444,7 +448,9 @@ def _shapes(side):
 def _chosen(sides, groups, shapes, tries):
     """Cycles of each side, int64 [n] each, that delay least. tries: an iterator that ends after them. Raises
     `NotFoundError` without a cause."""
-    stuck, known, writes = {}, {}, sum(not side.reads for side in sides)
+    stuck: dict = {}
+    known: dict = {}
+    writes = sum(not side.reads for side in sides)
     shapes = {id(side): list(shapes(side)) for side in sides}
 
     def options(number, taken):

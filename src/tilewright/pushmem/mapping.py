@@ -62,7 +62,8 @@ def compile(
         made = _compiled(extract(orders.reordered(lowered, asked[0])), memory, threshold, retries, overlap)
         return replace(made, seconds=time.perf_counter() - begin)
     check_ranges(lowered)
-    bounds, best, error = [], None, None
+    bounds, best = [], None
+    error: Exception | None = None
     for k, each in enumerate(asked):
         program = orders.reordered(lowered, each)
         try:

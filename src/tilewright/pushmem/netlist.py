@@ -4,6 +4,7 @@ The tile's module compiles once, whatever the number of tiles. CXXRTL and g++ ma
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -222,7 +223,8 @@ def _top(mapped, widths):
                     m.d.comb += result.eq(Array(C(v, 16) for v in e[1])[place[: (len(e[1]) - 1).bit_length()]])
                     return result
             args = [self._value(m, a, reads, loops) for a in e[2:]]
-            x, y = args[0], args[1] if len(args) > 1 else None
+            x: Any = args[0]
+            y: Any = args[1] if len(args) > 1 else None
             sx, sy = (x.as_signed(), y.as_signed() if y is not None else None) if e[1] else (x, y)
             made = {
                 "+": lambda: x + y,

@@ -78,12 +78,14 @@ def configuration(stream: Stream, memory) -> Configuration:
     """
     if stream.part == "tb" and (stream.data_out[stream.valid_out] == ANY).any():
         raise NotFoundError("undecided", "tb: words that go out may be any; their tokens tell which write they want")
-    found, first = {"agg": _agg, "sram": _sram, "tb": _tb}[stream.part](stream, memory.PARAMETERS), None
+    found = {"agg": _agg, "sram": _sram, "tb": _tb}[stream.part](stream, memory.PARAMETERS)
+    first: fit.NotAffineError | None = None
     for events in _ends(found):
         try:
             return Configuration(memory.NAME, _fitted(events, memory, len(stream) + DRAIN))
         except fit.NotAffineError as error:
             first = first or error
+    assert first is not None, stream.part
     raise first
 
 
@@ -107,7 +109,8 @@ def joined(configurations, memory, cycles: int) -> Configuration:
     """
     from tilewright.pushmem import recurrence
 
-    ports, events = memory.PARAMETERS.ports(), {}
+    events: dict = {}
+    ports = memory.PARAMETERS.ports()
     for part, found in zip(ORDER, configurations, strict=True):
         for name, controller in found.controllers.items():
             times, addresses = recurrence.events(controller, ports[name], cycles)
@@ -157,7 +160,9 @@ def _agg(stream, parameters):
     for port in range(parameters.inputs):
         came, given = np.flatnonzero(stream.valid_in[:, port]), np.flatnonzero(stream.valid_out[:, port])
         number = {token: at for at, token in enumerate(stream.data_in[came, port, 0].tolist())}
-        rows, places, ring, news = [], {}, 0, -1
+        rows: list = []
+        places: dict = {}
+        ring, news = 0, -1
         for cycle in given.tolist():
             # What stands there from the row before is not news.
             lanes = {
@@ -184,7 +189,8 @@ def _agg(stream, parameters):
 
 def _sram(stream, parameters):
     """Events of the memory's controllers."""
-    events, written = {}, {}
+    events: dict = {}
+    written: dict = {}
     met = np.flatnonzero(stream.valid_in.sum(1) + stream.valid_out.sum(1) > 1)
     if len(met):
         raise NoScheduleError("memory port", f"cycle {met[0]}: two accesses of the memory, which has one a cycle")
@@ -192,7 +198,7 @@ def _sram(stream, parameters):
     used = [int(count) for count in counts if count]
     step = 2 if len(used) > 1 and sum(used) > parameters.depth else 1
     base = 0
-    accesses = []
+    accesses: list = []
     for port in range(parameters.inputs):
         at = np.flatnonzero(stream.valid_in[:, port])
         address = ((port if step == 2 else base) + step * np.arange(len(at))) % parameters.depth

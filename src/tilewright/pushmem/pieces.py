@@ -9,6 +9,7 @@ A stretch of m rounds of B keys is affine where its first B keys are, and where 
 pieces that begin at a key follow from where its differences stop to repeat.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,7 @@ def pieces(keys, levels: int = LEVELS) -> list[Piece]:
     lengths = _compiled()(np.diff(keys), levels, EXTENT)
     found, at = [], 0
     while at < len(keys):
-        extents, strides = fit(keys[at : at + lengths[at], None], levels)
+        extents, strides = fit(keys[at : at + lengths[at], None], levels)  # type: ignore[misc]  # so many keys fit
         found.append(Piece(int(keys[at]), tuple(extents), tuple(stride for (stride,) in strides)))
         at += int(lengths[at])
     return found
@@ -77,7 +78,7 @@ def _compiled():
     return _FAST
 
 
-_FAST = None
+_FAST: Callable | None = None
 
 
 def _lengths(steps, levels, most):

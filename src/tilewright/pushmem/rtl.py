@@ -108,7 +108,7 @@ def run_yosys(passes: Sequence[str]) -> None:
 def _pyosys() -> Path:
     """The folder of pyosys, which is not imported. Raises `Unavailable` without the extra."""
     found = importlib.util.find_spec("pyosys")
-    if found is None:
+    if found is None or found.origin is None:
         raise Unavailable(f"RTL needs pyosys: {install()} (it is not installed)")
     return Path(found.origin).parent
 

@@ -63,14 +63,19 @@ def wire(
     most: tiles of a chain that may keep a buffer whose distances vary. Raises `CapacityError` where more words of one
     live at once.
     """
-    wires, delays, taps, uses, layouts = {}, [], [], [], {}
+    wires: dict = {}
+    delays: list = []
+    taps: list = []
+    uses: list = []
+    layouts: dict = {}
     found_banks: list[Bank] = []
     statements = {s.name: s for s in program.statements}
     for name, buffer in program.buffers.items():
         edges = [e for e in plan.edges if e.buffer == name]
         strides, offset = written(program, plan.strides, name)
         grid = np.indices(buffer.shape).reshape(len(buffer.shape), -1)
-        born = sum((g * k for g, k in zip(grid, strides, strict=True)), np.int64(0)) + plan.starts[name] + offset
+        steps = sum((g * k for g, k in zip(grid, strides, strict=True)), np.int64(0))
+        born = np.asarray(steps + plan.starts[name] + offset)
         addresses = storage.Layout(storage.LINEAR, (1,), storage.pitches(buffer.shape, fetch), 0).addresses(grid)
         last = np.full(len(born), -1, np.int64)
         streams: dict[str, list] = {}

@@ -82,7 +82,10 @@ def _tables(mapped: Mapped):
     inputs = [(signal(n), plan.starts[n], program.buffers[n].shape, plan.strides[n]) for n in program.inputs]
     delays = [(signal(d.source), signal(d.target), d.cycles) for d in mapped.wiring.delays]
     lut: list[int] = [0]
-    codes, spans, wires, loops = [], [], [], []
+    codes: list = []
+    spans: list = []
+    wires: list = []
+    loops: list = []
     for s in program.statements:
         if s.latency:
             raise ProgramError(f"{s.name}: the simulator runs statements without latency, found {s.latency}")
@@ -504,7 +507,7 @@ def input_words(program: Program, data: dict[str, np.ndarray]) -> list[np.ndarra
         source, lane = program.origins[name]
         kept = program.buffers[name].shape
         # All dimensions in space: each copy is one word.
-        single = kept == (1,) and np.ndim(data.get(source)) == len(lane)
+        single = kept == (1,) and np.ndim(data.get(source)) == len(lane)  # type: ignore[arg-type]  # numpy takes None, too
         dimensions = len(lane) + (0 if single else len(kept))
         if source not in data or np.ndim(data[source]) != dimensions:
             raise ProgramError(f"input {source}: expected {dimensions} dimensions, found {data.get(source)!r}")

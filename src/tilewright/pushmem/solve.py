@@ -174,7 +174,9 @@ def _by_parts(stream, memory, chosen, depth, fixed, end):
     from tilewright.pushmem import bmc
 
     ran = memory.run(recurrence.fired(chosen, memory, len(stream)), stream.data_in[:, :, 0])
-    all_found, seconds, shared = [], {}, dict(fixed)
+    all_found: list = []
+    seconds: dict = {}
+    shared = dict(fixed)
     for part in parts.ORDER:
         if _over(end):
             return Found(UNKNOWN, "bmc", seconds=seconds)

@@ -73,7 +73,7 @@ def read(path, part, parameters) -> Stream:
     if len(rows) == 1:
         raise ArtifactError(f"{path}: expected a row for each cycle, found none")
     given, told, bits_in, bits_out = shapes(part, parameters)
-    found = [[], [], [], []]
+    found: list[list] = [[], [], [], []]
     for number, row in enumerate(rows[1:]):
         where = f"{path}: row {number + 2} (cycle {number})"
         if len(row) != len(COLUMNS):
@@ -150,9 +150,9 @@ def differences(wanted: Stream, data_out, valid_out) -> list[str]:
         # The read register shows its word in every cycle.
         shown = True if wanted.part == "sram" else wanted.valid_out[:, port, None]
         counts = shown & (wanted.data_out[:, place] != ANY)
-        wrong = np.argwhere(counts & (data_out[:, place] != wanted.data_out[:, place]))
-        if len(wrong):
-            cycle, lane = wrong[0]
+        unlike = np.argwhere(counts & (data_out[:, place] != wanted.data_out[:, place]))
+        if len(unlike):
+            cycle, lane = unlike[0]
             said.append(
                 f"port {port}, cycle {cycle}: expected {wanted.data_out[cycle, place, lane]}, "
                 f"found {data_out[cycle, place, lane]}"

@@ -5,6 +5,7 @@ aggregator and transpose buffer set; a small exact search chooses offsets and in
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -164,7 +165,8 @@ def _pairs(stream, fetch, inner):
 
 def plan_pub(uses: list[Use], fetch: int = 4, depth: int = 512) -> dict[str, Generator] | None:
     """Controllers of one tile of the kind `pub` for all `uses`, or None where no schedule was found."""
-    steps, share = [], len(uses)
+    steps: list[tuple[int, int | None, list[_Choice]]] = []
+    share = len(uses)
     for u, use in enumerate(uses):
         steps.append((u, None, write_choices(use.write, fetch)))
         for r, (_, stream) in enumerate(use.reads):
@@ -264,7 +266,7 @@ def plan_dp(uses: list[Use], depth: int = 2048) -> dict[str, Generator] | None:
     np.maximum.at(last, read.addresses, fetched)
     if size > depth and (there[depth:] < last[:-depth]).any():
         return None
-    made = {
+    made: dict[str, Any] = {
         "in2sram0": generator(write.times, sram=write.addresses),
         "sram2out0": generator(fetched, sram=read.addresses),
     }

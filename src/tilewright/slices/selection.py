@@ -67,7 +67,7 @@ class Rule(NamedTuple):
     width: int = 1
     mass: float | None = None
     code: int | None = None
-    count: int | None = None
+    count: int | None = None  # type: ignore[assignment]  # in place of the method of tuples
     least: int = 0
     most: int = 0
     always: tuple[tuple[int, int], ...] = ()

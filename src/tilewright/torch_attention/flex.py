@@ -8,8 +8,10 @@ where a rule is known, else the pattern's bits.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +51,7 @@ class Bias:
     tensors that broadcast, queries and keys in the order of the graph, of operations that torch can compile."""
 
     table: torch.Tensor
-    index: object
+    index: Callable
 
     def score(self, score, b, h, q, kv):
         """FlexAttention's ``score_mod``."""
@@ -70,12 +72,12 @@ def prepare(graph, *, max_bytes, dtype=torch.float32, device="cpu", variant=VARI
         raise Unavailable(f"torch tunes FlexAttention on a GPU only, found {device}")
     if gpu and block < SMALLEST_ON_GPU:
         raise Unavailable(f"blocks of {block} rows are for a CPU; a GPU gets {SMALLEST_ON_GPU} and more")
-    narrow, rows = wide.split(graph) if split else (graph, None)
+    narrow, rows = wide.split(graph) if split else (graph, ())
     size = 0
     if mask_mod is None:
         mask_mod, size = pairs(graph, max_bytes, device)
     attend, held, executed = _blocks(narrow, block, tuned, mask_mod, bias, device)
-    apart = wide.attending(graph, rows, dtype, device, bias) if split else None
+    apart: Any = wide.attending(graph, rows, dtype, device, bias) if split else None
 
     def run(q, k, v):
         # FlexAttention has no backward on a CPU and refuses inputs that ask for one. Results are not inference tensors:
@@ -84,7 +86,7 @@ def prepare(graph, *, max_bytes, dtype=torch.float32, device="cpu", variant=VARI
         with torch.no_grad():
             return apart(attend(q, k, v), q, k, v) if split else attend(q, k, v)
 
-    return Ready(run, size + held, executed + (len(rows) * graph.n_cols if split else 0))
+    return Ready(run, size + held, executed + len(rows) * graph.n_cols)
 
 
 def fastest(prepare_form, variants, q, k, v):
@@ -106,7 +108,8 @@ def fastest(prepare_form, variants, q, k, v):
 
 def _working(prepare_form, variants, q, k, v):
     """``{variant: call of q, k, v}``, each called once."""
-    calls, last = {}, None
+    calls: dict = {}
+    last: Exception | None = None
     for variant in variants:
         try:
             call = partial(prepare_form(variant).call, q, k, v)
@@ -117,7 +120,7 @@ def _working(prepare_form, variants, q, k, v):
         except RuntimeError as error:
             _LOG.warning("FlexAttention with blocks %s cannot run: %s", variant, error)
             last = error
-    if not calls:
+    if not calls and last is not None:
         raise last
     return calls
 
@@ -137,9 +140,9 @@ def _blocks(graph, block, tuned, mask_mod, bias, device):
     """``(attend(q, k, v), bytes, pairs worked through)``: FlexAttention of all rows, with blocks of that size."""
     found = patterns.kinds(graph, block)
     tables = [table for kind in found for table in patterns.listed(kind, device)]
-    mask = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=graph.shape)
+    mask = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=graph.shape)  # type: ignore[misc]  # mypy does not know the length of what is unpacked
     # On a GPU a tile may be larger than a block of less than the default size, unless stated.
-    options = {"BLOCK_M": block, "BLOCK_N": block} if devices.facts(device).CUDA and block < BLOCK else None
+    options: Any = {"BLOCK_M": block, "BLOCK_N": block} if devices.facts(device).CUDA and block < BLOCK else None
     # Made once: that takes the host as long as a small pattern takes a GPU. fullgraph: past the limit an error, where
     # otherwise torch would run without compiling. ASSUME: torch tunes for a mask of its own, of full blocks.
     limit = _internals.recompile_limit(COMPILATIONS)

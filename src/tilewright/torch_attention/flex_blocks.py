@@ -18,7 +18,7 @@ def prepare(flags, shape, **_):
     # A block over the edge is not full: its keys are asked for one by one.
     whole = torch.arange(flags.shape[3], device=flags.device) < n_keys // flex.BLOCK
     tables = [listed(flags & kind) for kind in (~whole, whole)]
-    mask = BlockMask.from_kv_blocks(
+    mask = BlockMask.from_kv_blocks(  # type: ignore[misc]  # mypy does not know the length of what is unpacked
         *tables[0], *tables[1], BLOCK_SIZE=flex.BLOCK, mask_mod=lambda b, h, q, kv: kv < n_keys, seq_lengths=shape
     )
     limit = _internals.recompile_limit(flex.COMPILATIONS)

@@ -60,9 +60,9 @@ def attending(graph, rows, dtype, device, bias=None):
         width = -(-graph.n_cols // ALIGNED) * ALIGNED if devices.facts(device).CUDA else graph.n_cols
         indptr, keys = take_rows(graph.indptr, graph.indices, graph.row_id[rows])
         at = torch.from_numpy(np.repeat(np.arange(len(rows)), np.diff(indptr))).to(device)
-        keys = torch.from_numpy(keys.astype(np.int64)).to(device)
+        columns = torch.from_numpy(keys.astype(np.int64)).to(device)
         mask = torch.full((heads, len(rows), width), -torch.inf, dtype=dtype, device=device)
-        mask[:, at, keys] = 0 if bias is None else bias.table[:, bias.index(places[at], keys)].to(dtype)
+        mask[:, at, columns] = 0 if bias is None else bias.table[:, bias.index(places[at], columns)].to(dtype)
         mask = mask[None, :, :, : graph.n_cols]
 
     def run(out, q, k, v):

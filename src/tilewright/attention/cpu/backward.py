@@ -9,6 +9,7 @@ are less the greatest peak of a row's masks, beside which they would vanish.
 from contextlib import nullcontext
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,8 +128,8 @@ class _Heads:
         self.tokens = [x.float().contiguous().numpy() for x in (q, k, v, grad)]
         self.sums = [x.numpy() for x in sums]
         # [B, h, N_q], of split rows.
-        self.delta = (out.float() * grad.float()).sum(-1) if any(chunk.split for chunk in chunks) else None
-        self.stats = None
+        self.delta: Any = (out.float() * grad.float()).sum(-1) if any(chunk.split for chunk in chunks) else None
+        self.stats: Any = None
         self.held = {}
 
     def run(self):

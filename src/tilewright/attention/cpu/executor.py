@@ -243,7 +243,8 @@ def merge(parts, stats, sources, heads):
 
 def _jobs(launches, rounds):
     """Chunks with their launches and the first row of their results: round by round, the most work first."""
-    jobs, written = [], {False: 0, True: 0}
+    jobs: list = []
+    written = {False: 0, True: 0}
     for launch, number in zip(launches, rounds, strict=True):
         for chunk in launch.chunks:
             jobs.append((number, -_pairs(chunk), len(jobs), (launch, chunk, written[launch.split])))
@@ -270,15 +271,15 @@ def _places(launches, n_queries):
         else:
             place[launch.row_of] = written + launch.position_of
             written += launch.n_rows
-    rows, sources = np.concatenate(rows), np.concatenate(sources)
-    order = np.argsort(rows, kind="stable")
-    sources = sources[order]
-    merged, first, count = np.unique(rows[order], return_index=True, return_counts=True)
+    all_rows = np.concatenate(rows)
+    order = np.argsort(all_rows, kind="stable")
+    sorted_sources = np.concatenate(sources)[order]
+    merged, first, count = np.unique(all_rows[order], return_index=True, return_counts=True)
     merges = []
     for p in np.unique(count):
         member = np.flatnonzero(count == p)
         place[merged[member]] = written + np.arange(len(member))
-        merges.append((written, index(sources[first[member][:, None] + np.arange(p)])))
+        merges.append((written, index(sorted_sources[first[member][:, None] + np.arange(p)])))
         written += len(member)
     # Queries without a result read the row of zeros behind all others.
     return np.where(place < 0, written, place), tuple(merges), written, n_parts

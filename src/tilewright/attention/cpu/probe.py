@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,7 +79,8 @@ class Probe:
         self._setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
         self.n_workers = devices.describe("cpu")["threads"]
         self._workers = workers(self.n_workers)
-        drawn = {"generator": torch.Generator("cpu").manual_seed(seed), "dtype": torch.float32, "device": "cpu"}
+        generator = torch.Generator("cpu").manual_seed(seed)
+        drawn: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
         n_q, n_k = blocks.shape
         self._q, self._k, self._v = (
             torch.randn(1, heads, n, head_dim, **drawn).to(self._setting.dtype) for n in (n_q, n_k, n_k)
@@ -100,7 +102,7 @@ class Probe:
     def _build(self, shape, most, spare_bytes):
         member = np.flatnonzero(self.items.shape == shape)[:most]
         columns = (getattr(self.items, name)[member] for name in ("block", "run_lo", "run_hi"))
-        return build(self._setting, self.blocks, self.items.forms[shape], *columns, spare_bytes)
+        return build(self._setting, self.blocks, self.items.forms[shape], *columns, spare_bytes)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
 
     def whole(self, every):
         """``(callable, left out)``: the executor's call with each `every`-th chunk of all items; left out: int [K], the

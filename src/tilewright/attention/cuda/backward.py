@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,7 +128,7 @@ class Backward:
                 apart = units is not None and units.apart
                 return key // n_k % units.heads * length + at if apart else at
 
-        self._halves = {half: [] for half in HALVES}
+        self._halves: dict[str, list] = {half: [] for half in HALVES}
         # What is taken off a bias is known by the tiles of the queries.
         if "queries" in halves or common.bias is not None:
             made = backward_lists.as_graph(found, n_patterns)
@@ -158,10 +159,12 @@ class Backward:
         for number, launch in enumerate(itertools.chain(*self._halves.values())):
             launch.number = number
         # Values of the bias that the plan was made with, made when they are first asked for; none without a bias.
-        self._own, self._valued = () if common.bias is None else None, None
+        self._own: Any = () if common.bias is None else None
+        self._valued: Any = None
         seeing, seen = (int((np.diff(x.indptr) > 0).sum()) for x in (found, seen_by))
         self._all_see, self._all_seen = seeing == found.shape[0], seen == seen_by.shape[0]
-        self._stream, self._of_bias = launcher.current_stream(device), None
+        self._stream = launcher.current_stream(device)
+        self._of_bias: Any = None
         # By stream, alignment and size: (whether tensors have its layout, launches).
         self._known, self._lock = launcher.recent(), Lock()
         # Calls with a table, by whether its gradient is asked for. What writes zeros is no launch.
@@ -388,7 +391,7 @@ class _Launch:
 
     # Set by each: the kernel; the numbers of the tensors that it takes, and of those whose strides it takes; values in
     # a scratch row, in row widths; whether parts leave their sums of weights.
-    kernel: object
+    kernel: Any
     taken: tuple[int, ...]
     strided: tuple[int, ...]
     sums: int

@@ -87,7 +87,7 @@ def build(pattern, step_keys, index=None, names=TILES, most_full=MOST_FULL, arra
             continue
         columns = [column[here] for column in (items.block, items.run_lo, items.run_hi)]
         made = partial(tile_lists.build, step_keys=step_keys(cover.tile), index=index)
-        masked = _masked(cover, *columns[1:], most_full)
+        masked = _masked(cover, *columns[1:], most_full)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
         found.append((cover.tile, made(masked, *columns) if arranged is None else arranged(made, masked, columns)))
     return found
 

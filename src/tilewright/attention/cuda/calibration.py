@@ -19,6 +19,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -157,7 +158,8 @@ class Gpu:
         self.tile, self.head_dim, self.dtype = tile, head_dim, getattr(torch, dtype)
         self.form = form or forms.of(tile, head_dim, self.dtype)
         self.facts = devices.describe("cuda")
-        self._size, self._tokens = None, ()
+        self._size: tuple[int, int] | None = None
+        self._tokens: tuple[torch.Tensor, ...] = ()
 
     @property
     def setup(self):
@@ -246,7 +248,7 @@ def side_by_side(module, head_dim, dtype, jobs):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", module, str(head_dim), dtype]
     with tempfile.TemporaryFile("w+") as said:
-        where = {"stdout": said, "stderr": subprocess.DEVNULL}
+        where: dict[str, Any] = {"stdout": said, "stderr": subprocess.DEVNULL}
         running = [subprocess.Popen([*command, *jobs[i::n]], env=environment, **where) for i in range(n)]
         for process in progress.with_progress(running, "compile"):
             try:

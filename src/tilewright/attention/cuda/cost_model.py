@@ -302,7 +302,7 @@ def played(first, later, of_item, hb, multiprocessors, by_rank):
         for place in range(busy[m]):
             ends[m] = min(ends[m], left[m, place] * takes[m, place, busy[m] - 1] / by_rank[busy[m] - 1, place])
     while True:
-        m = np.argmin(ends)
+        m = int(np.argmin(ends))
         if ends[m] == np.inf:
             return last
         last, passed, count, kept = ends[m], ends[m] - now[m], busy[m], 0

@@ -6,6 +6,7 @@ reads. Rounds follow one another.
 
 import itertools
 import math
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,7 +63,7 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", units=No
     if units is not None:
         common = replace(common, units=units)
     device = torch.empty(0, dtype=torch.int8, device=device).device
-    rounds = {}
+    rounds: dict = {}
     batches = np.unique(np.stack([schedule.round, schedule.tile]), axis=1).T.tolist()
     for number, t in batches:
         member = (schedule.round == number) & (schedule.tile == t)
@@ -78,9 +79,9 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", units=No
     used = [(blocks[schedule.tiles[t]], schedule.tile == t) for t in np.unique(schedule.tile).tolist()]
     written = sum(int(cover.rows[np.unique(schedule.block[member])].sum()) for cover, member in used)
     # A GPU takes the programs of the first launch first: the longest are not to be the last ones.
-    rounds = tuple(tuple(sorted(each, key=_longest, reverse=True)) for each in rounds.values())
+    launches = tuple(tuple(sorted(each, key=_longest, reverse=True)) for each in rounds.values())
     source = Source(common, [(cover, np.unique(schedule.block[member])) for cover, member in used])
-    return Executor(rounds, shape, heads, head_dim, dtype, device, written < n_rows, source)
+    return Executor(launches, shape, heads, head_dim, dtype, device, written < n_rows, source)
 
 
 def lists_of(build, cover, columns, common, n_rows):
@@ -418,7 +419,7 @@ class Executor:
         self.source, self.backward, self.preparing = source, None, Lock()
         self.units, self.base, self.table = source.common.units, self, None
         # Tiles of the bias that it was planned with, made when they are first asked for.
-        self._own = None if any(launch.tiled for launch in self.launches) else ()
+        self._own: Sequence | None = None if any(launch.tiled for launch in self.launches) else ()
         self._stream = launcher.current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
         # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches).

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -101,14 +102,14 @@ def as_word(form):
 
 def from_word(word):
     """The `KernelConfig` that `as_word` wrote."""
-    values = (None if each == "None" else int(each) if each.isdigit() else each for each in word.split(","))
+    values: Any = (None if each == "None" else int(each) if each.isdigit() else each for each in word.split(","))
     return config.KernelConfig(*values)
 
 
 def room(device):
     """What a described `device` has room for."""
-    capability = tuple(map(int, device["capability"].split(".")))
-    return config.Room(device["shared_bytes"], device["registers"], capability)
+    major, minor = map(int, device["capability"].split("."))
+    return config.Room(device["shared_bytes"], device["registers"], (major, minor))
 
 
 def made_for(tile, head_dim, dtype):

@@ -25,8 +25,8 @@ def factors(forbidden, limit):
     sets = np.unpackbits(packed, axis=1, count=len(forbidden)).view(bool)
     least = sets[_irreducible(words(packed))]
     labels = _merged(least) if len(least) <= _MOST_SETS else _classes(least)
-    pieces = [row == np.arange(1, row.max() + 1)[:, None] for row in labels]
-    pieces = np.unique(np.concatenate([np.zeros((0, len(forbidden)), bool), *pieces]), axis=0)
+    found = [row == np.arange(1, row.max() + 1)[:, None] for row in labels]
+    pieces = np.unique(np.concatenate([np.zeros((0, len(forbidden)), bool), *found]), axis=0)
     if len(pieces) > limit:
         return None
     # A piece takes every key that forbids all of it.

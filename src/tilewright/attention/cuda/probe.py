@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,7 +102,7 @@ class Probe:
         self._launch = executor.Launch(self.lists, blocks.tile, self.setting, DEVICE, form)
         generator, (n_q, n_k) = torch.Generator(DEVICE).manual_seed(seed), blocks.shape
         shapes = ((1, heads, n, head_dim) for n in (n_q, n_k, n_k))
-        drawn = {"generator": generator, "dtype": torch.float32, "device": DEVICE}
+        drawn: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": DEVICE}
         q, k, v = (torch.randn(each, **drawn).to(self.setting.dtype) for each in shapes)
         self._tokens = q, k, v, torch.empty_like(q)
 
@@ -124,9 +125,9 @@ def repeated(lists, times):
     parts[:, :, Part.GROUP] += (first * lists.groups).astype(np.int32)
     parts[:, :, Part.SCRATCH_ROW] += (first * lists.part_rows).astype(np.int32)
     # Longest first, as in any launch.
-    items = items.transpose(1, 0, 2).reshape(-1, items.shape[2])
+    flat = items.transpose(1, 0, 2).reshape(-1, items.shape[2])
     totals = {"groups": times * lists.groups, "part_rows": times * lists.part_rows}
-    return replace(lists, items=items, parts=parts.reshape(-1, len(Part)), **totals)
+    return replace(lists, items=flat, parts=parts.reshape(-1, len(Part)), **totals)
 
 
 def resources(compiled, device):

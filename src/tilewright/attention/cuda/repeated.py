@@ -27,7 +27,7 @@ class Repeated:
         addresses = [x.data_ptr() for x in tensors]
         offsets = [at & (launcher.ALIGNED - 1) for at in addresses]
         key = self._stream(), *offsets, *[x.dtype for x in tensors], *grid, *following
-        *_, launch = (None, *self._known.get(key))
+        *_, launch = (None, *self._known.get(key))  # type: ignore[misc]  # a list of one or none
         if launch is not None and launcher.RECORDER.get() is None:
             launch(*addresses)
             return

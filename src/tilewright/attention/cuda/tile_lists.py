@@ -214,7 +214,8 @@ def _parts(block, run_lo, rows):
     in run order. rows: of each block."""
     order = np.lexsort((run_lo, block))
     _, begin, counts = np.unique(block[order], return_index=True, return_counts=True)
-    part, parts, groups, part_rows = np.full(len(block), -1), [], 0, 0
+    parts: list = []
+    part, groups, part_rows = np.full(len(block), -1), 0, 0
     for lo, count in zip(begin[counts > 1], counts[counts > 1], strict=True):
         part[order[lo : lo + count]] = len(parts) + np.arange(count)
         # In the order of `Part`.
@@ -343,10 +344,12 @@ def _as_tiles(blocks, block, owner, masks, keys, index):
     height = blocks.tile.rows
     # Without a bias all rows have the same bias.
     owning = block.tolist() if index is not None else [0] * len(block)
-    digests, distinct, parts = [], {}, {}
+    digests: list = []
+    distinct: dict = {}
+    parts: dict = {}
     bounds = np.searchsorted(owner, np.arange(len(block) + 1))
     # Without a bias, equal masks are equal tiles.
-    known = {}
+    known: dict = {}
     for item in range(len(block)):
         at = slice(bounds[item], bounds[item + 1])
         same = masks[at].tobytes() if index is None else item
@@ -362,7 +365,7 @@ def _as_tiles(blocks, block, owner, masks, keys, index):
         known[same] = digest
         distinct[digest] = tiles
         parts.setdefault(owning[item], set()).add(digest)
-    families = {}
+    families: dict = {}
     number = {own: families.setdefault(frozenset(made), len(families)) for own, made in parts.items()}
     seen, held, family, mask_step, total = {}, [], [], np.zeros(len(block), np.int64), 0
     for item, (digest, own) in enumerate(zip(digests, owning, strict=True)):
@@ -373,8 +376,8 @@ def _as_tiles(blocks, block, owner, masks, keys, index):
             total += len(held[-1])
         mask_step[item] = seen[digest, number[own]]
     bias_index = np.concatenate(held) if total else np.zeros((1, height, keys.shape[1]), np.int32)
-    family = np.concatenate(family) if total else np.zeros(1, np.int64)
-    return {"bias_index": bias_index, "family": family}, mask_step
+    families_of = np.concatenate(family) if total else np.zeros(1, np.int64)
+    return {"bias_index": bias_index, "family": families_of}, mask_step
 
 
 def _allowed(blocks, masks):

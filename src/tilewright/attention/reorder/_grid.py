@@ -157,12 +157,12 @@ def _by_offsets(q):
     """The `Grid` of rows that come line by line, or None. The rows that see a key lie a line apart."""
     count = np.diff(q.col_ptr)
     most = np.flatnonzero(count == count.max())
-    votes = {}
+    votes: dict = {}
     # Most windows do not go around an end.
     for unit in most[np.linspace(0, len(most) - 1, 15).astype(int)]:
         strides = _strides(q.col_rows[q.col_ptr[unit] : q.col_ptr[unit + 1]])
         votes[strides] = votes.get(strides, 0) + 1
-    strides = max(votes, key=votes.get)
+    strides = max(votes, key=lambda each: votes[each])
     bounds = (len(q.rows), *strides[::-1], 1)
     if len(strides) >= AXES or any(outer % inner for outer, inner in itertools.pairwise(bounds)):
         return None
@@ -193,7 +193,7 @@ def _by_neighbours(q):
         near[around], apart[around] = _nearest(csr, sample, around)
         common = np.bincount(csr[1]) > 1
         pairs = zip(probes, _neighbours(near, apart, probes), strict=True)
-        if not all(_amid(*csr, row, beside, common) for row, beside in pairs):
+        if not all(_amid(*csr, row, beside, common) for row, beside in pairs):  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
             return None
     every = np.arange(n_rows)
     adjacent = _neighbours(*_nearest(csr, sample, every), every)

@@ -32,7 +32,7 @@ def link(q, near, *, cap, chain):
     indptr, indices = _unions(q.indptr, q.indices, order, ptr, len(q.weight))
     size = np.add.reduceat(q.size[order], ptr[:-1])
     by_unit = transpose(indptr, indices, len(q.weight))
-    clusters = Quotient(np.arange(len(size)), size, q.weight, indptr, indices, *by_unit, bare=q.bare[:0])
+    clusters = Quotient(np.arange(len(size)), size, q.weight, indptr, indices, *by_unit, bare=q.bare[:0])  # type: ignore[misc]  # mypy does not know the length of what is unpacked
     return np.concatenate([order[ptr[c] : ptr[c + 1]] for c in grow(clusters, cap=GROUP, tau=1.0)])
 
 

@@ -85,7 +85,7 @@ def quotient(graph, rows, col_block=1, exact=False):
     full = np.diff(indptr) > 0
     size = np.bincount(graph.row_id, minlength=graph.n_distinct)[rows].astype(np.float64)
     indptr = np.append(indptr[:-1][full], indptr[-1])
-    return Quotient(
+    return Quotient(  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
         rows[full],
         size[full],
         weight[kept],

@@ -86,7 +86,7 @@ def _score(graph, row_order):
 def _distinct_wide(graph, values):
     """Of the multiples `values` of the median, one for each number of rows that they set apart."""
     degree, median = np.diff(graph.indptr), np.median(graph.row_degree)
-    found = {}
+    found: dict = {}
     for value in values:
         found.setdefault(int((degree > value * median).sum()), value)
     return tuple(found.values())

@@ -76,7 +76,8 @@ def in_any_state(call):
     return safe
 
 
-_made, _making, _forked = {}, Lock(), False
+_made: dict = {}
+_making, _forked = Lock(), False
 
 
 def workers(n):

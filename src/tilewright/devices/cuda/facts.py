@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from typing import Any
 
 from tilewright.core.errors import DeviceError
 from tilewright.core.provenance import versions
@@ -35,7 +36,8 @@ def describe():
 
     if not torch.cuda.is_available():
         raise DeviceError("expected an NVIDIA GPU that torch can use, found none; known: cpu")
-    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    # Any: torch's stub leaves fields out.
+    facts: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     driver, clock = query_gpu("driver_version", "clocks.max.sm")
     launch_us, fork_us = _launch_costs(torch)
     return {

@@ -9,6 +9,7 @@ from contextvars import ContextVar, copy_context
 from functools import lru_cache, partial, reduce
 from operator import or_
 from threading import Lock
+from typing import Any
 
 import torch
 import triton
@@ -212,7 +213,7 @@ def _direct_call(launcher, same, out, tensors, arguments):
     """``callable(*tensors)``: the result for tensors of this layout, aligned, wherever they lie; None for others."""
     launch, head, in_tuple = launcher
     address, given = torch.Tensor.data_ptr, out is tensors[0]
-    empty = None if given else qkv.empty_like_result(out)
+    empty: Any = None if given else qkv.empty_like_result(out)
 
     def call(*tensors):
         if not same(*tensors):

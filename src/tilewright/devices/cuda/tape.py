@@ -5,6 +5,7 @@ leaves to the next, and a comparison of tensors for each launch. For tensors of 
 is the same again, and so is the distance of each address from where an input, a result or the call's memory begins.
 """
 
+from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from operator import itemgetter, or_
@@ -30,7 +31,8 @@ class Tape:
 
     def __init__(self, device, *inputs):
         """Take down a call on `device`, a ``torch.device`` with its index."""
-        self._device, self._results = device, ()
+        self._device = device
+        self._results: Sequence[torch.Tensor] = ()
         self._kept, self._pending, self._steps, self._bytes = {}, [], [], 0
         self._stream = current_stream(device)
         self._on = self._stream()

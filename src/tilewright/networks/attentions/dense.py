@@ -32,7 +32,7 @@ def prepare(site, bias, dtype, device):
     step = max(1, min(kept_bytes // dtype.itemsize, MASK_ENTRIES) // row)
     keeps = graph.n_rows * row * dtype.itemsize <= kept_bytes
     bounds = [(lo, min(lo + step, graph.n_rows)) for lo in range(0, graph.n_rows, step)]
-    kept = {}
+    kept: dict = {}
 
     def mask(lo, hi):
         if lo in kept:

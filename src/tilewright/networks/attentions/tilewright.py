@@ -4,6 +4,7 @@ import hashlib
 import logging
 from functools import partial
 
+import numpy as np
 import torch
 
 from tilewright import devices
@@ -23,9 +24,9 @@ ENTERED = ("tilewright.attention.reorder.window", "tilewright.milp.highs")
 def order(site):
     """The plans' order of the tokens, the same for queries and keys, on every device and in every type."""
     ordered, _ = reorder.apply(site.graph, site.planned.reorder)
-    if not (ordered.row_order == ordered.col_order).all():
+    if not np.array_equal(np.asarray(ordered.row_order), np.asarray(ordered.col_order)):
         raise PatternError("expected one order for queries and keys of a self-attention, found two")
-    return torch.from_numpy(ordered.row_order.astype("int64"))
+    return torch.from_numpy(np.asarray(ordered.row_order, np.int64))
 
 
 def prepare(site, bias, dtype, device):
@@ -47,7 +48,7 @@ def taking(site, dtype, device):
     if not backends.differentiates_bias(device.type):
         return None
     planned = _plan(site, dtype, device)
-    made = []
+    made: list = []
 
     def attend(q, k, v, bias):
         if not made:

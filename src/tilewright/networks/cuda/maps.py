@@ -130,7 +130,7 @@ def decode(maps, weights, bias, grid, classes, classes_bias, form):
     whole = tuple(tokens[0].shape[1:3]) == tuple(grid)
     first, weight = (tokens[0].contiguous(), weights[0].contiguous()) if whole else (None, None)
     # On their own grids products are small.
-    parts = [F.linear(x, w) for x, w in zip(tokens[whole:], weights[whole:], strict=True)]
+    parts: list = [F.linear(x, w) for x, w in zip(tokens[whole:], weights[whole:], strict=True)]
     if len(parts) > MOST_GATHERED:
         raise PatternError(f"decode: expected at most {MOST_GATHERED} levels on other grids, found {len(parts)}")
     sides = [side for part in parts for side in part.shape[1:3]]

@@ -4,6 +4,7 @@ The contract is that of `packed.lists`. Work items are left out: images need non
 """
 
 import weakref
+from collections.abc import Callable
 from itertools import groupby
 
 import torch
@@ -33,7 +34,7 @@ class Executor:
     def __init__(self, offsets, device):
         """`device` holds the tensors of each call."""
         self.offsets, self._device = offsets, device
-        self._last = (lambda: None), None
+        self._last: tuple[Callable, list | None] = (lambda: None), None
 
     @in_any_state
     def lists(self, keep):
@@ -150,11 +151,11 @@ class Executor:
         known, stretches = self._last
         if known() is not lists:
             lengths = lists[self.offsets.starts : self.offsets.source].diff().tolist()
-            stretches, first = [], 0
+            every, first = [], 0
             for length, images in ((length, len(list(same))) for length, same in groupby(lengths)):
-                stretches.append((first, images, length))
+                every.append((first, images, length))
                 first += images * length
-            stretches = None if lists[BAD] else stretches
+            stretches = None if lists[BAD] else every
             # Assigned at once: other threads may ask for other lists at the same time.
             self._last = weakref.ref(lists), stretches
         return stretches

@@ -155,7 +155,8 @@ class _Reader:
             raise ArtifactError(f"{where}: {op} expects {count} nodes, found {len(args)}")
         of = [self.system.nodes[arg] for arg in args]
         _check(where, op, of)
-        numbers, wanted, more = (), (of[-1].width, of[-1].index), 0
+        numbers: tuple[int, ...] = ()
+        wanted, more = (of[-1].width, of[-1].index), 0
         if op == "slice":
             numbers, more = (int(rest[1]), int(rest[2])), 2
             if not 0 <= numbers[1] <= numbers[0] < of[0].width:
@@ -172,7 +173,7 @@ class _Reader:
         elif op in ("read", "write"):
             wanted = of[0].width, of[0].index if op == "write" else 0
         if wanted != sort:
-            given, found = (_shown(Node("", *each[:1], index=each[1])) for each in (wanted, sort))
+            given, found = (_shown(Node("", each[0], index=each[1])) for each in (wanted, sort))
             raise ArtifactError(f"{where}: {op} gives {given}, its sort has {found}")
         return Node(op, width, args, numbers, index), count + more
 

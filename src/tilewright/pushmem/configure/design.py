@@ -1,6 +1,7 @@
 """Any design in BTOR2: read, configured from an example, and told in a file."""
 
 from pathlib import Path
+from typing import Any
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
@@ -17,7 +18,7 @@ def run(design, solved_for: str, trace, output, *, limit_s=None) -> query.Answer
     system = btor2.read(_text(design), solved_for, Path(design).name)
     known = example.read(trace, system)
     answer = query.solve(system, known, limit_s=limit_s)
-    body = {"design": Path(design).name, "verdict": answer.verdict, "registers": answer.registers}
+    body: dict[str, Any] = {"design": Path(design).name, "verdict": answer.verdict, "registers": answer.registers}
     body |= {"seconds": answer.seconds, "verified": {"replay": answer.replayed}}
     body |= {"cause": answer.cause.text() if answer.cause else None}
     artifacts.write_json(output, KIND, VERSION, body)

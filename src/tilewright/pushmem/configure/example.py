@@ -75,15 +75,15 @@ def read(path, system: System) -> Example:
     if set(names) <= set(system.inputs):
         outputs = [name for name in known if name not in system.inputs]
         raise ArtifactError(f"{path}: expected a column of an output, among {some(outputs)}, found none")
-    columns = {name: [] for name in names}
+    columns: dict[str, list[int | None]] = {name: [] for name in names}
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(names):
             raise ArtifactError(f"{path}: row {number}: expected {len(names)} columns, found {len(row)}")
         for name, cell in zip(names, row, strict=True):
             columns[name].append(_word(f"{path}: row {number}, column {name}", cell.strip(), system.width(name)))
     inputs = {name: [value or 0 for value in column] for name, column in columns.items() if name in system.inputs}
-    outputs = {name: column for name, column in columns.items() if name not in system.inputs}
-    return Example(len(rows) - 1, inputs, outputs)
+    shown = {name: column for name, column in columns.items() if name not in system.inputs}
+    return Example(len(rows) - 1, inputs, shown)
 
 
 def _word(where, text, width):

@@ -48,7 +48,9 @@ def solve(components: Sequence[Component], *, limit_s: float | None = None) -> A
     found that suits both, the verdict is `query.GAVE_UP`: other choices of both were not tried.
     """
     end = None if limit_s is None else perf_counter() + limit_s
-    registers, answers, seconds = {}, {}, {}
+    registers: dict = {}
+    answers: dict = {}
+    seconds: dict = {}
     for place, component in enumerate(components):
         begin = perf_counter()
         answer = _asked(component, registers if component.shared else {}, end)

@@ -100,7 +100,8 @@ def _solve(system, example, layers, fixed, limit_s, explained):
     fixed, end = dict(fixed or {}), None if limit_s is None else perf_counter() + limit_s
     enumerated = [layer for layer in layers if isinstance(layer, objectives.Choices)]
     combinations = enumerated[0].combinations(fixed) if enumerated else [(0, ())]
-    begin, gave_up, patience, alone = perf_counter(), False, PATIENCE_S, {}
+    alone: dict = {}
+    begin, gave_up, patience = perf_counter(), False, PATIENCE_S
     for cost, taken in combinations:
         if end is not None and perf_counter() > end:
             gave_up = True
@@ -134,11 +135,11 @@ def _solve(system, example, layers, fixed, limit_s, explained):
         if enumerated and spent >= patience:
             patience = AGAIN * spent
             left = ALONE * spent if end is None else min(ALONE * spent, end - perf_counter())
-            found = explain.cause(system, example, fixed, left)
-            if found is not None:
-                if explained and not found.least:
-                    found = explain.cause(system, example, fixed, _left(end)) or found
-                return Answer(INFEASIBLE, seconds={"first": perf_counter() - begin}, cause=found if explained else None)
+            cause = explain.cause(system, example, fixed, left)
+            if cause is not None:
+                if explained and not cause.least:
+                    cause = explain.cause(system, example, fixed, _left(end)) or cause
+                return Answer(INFEASIBLE, seconds={"first": perf_counter() - begin}, cause=cause if explained else None)
     seconds = {"first": perf_counter() - begin}
     if gave_up:
         return Answer(GAVE_UP, seconds=seconds, complete=False)

@@ -88,7 +88,8 @@ def _begin(system, configuration, needed):
 
 def _written(system, needed, values, states, given, names):
     """A function of an iterator over the inputs' words of each cycle; it gives the words of `names` of each."""
-    nodes, scope = system.nodes, {}
+    scope: dict = {}
+    nodes = system.nodes
     moving = {number for number in needed if nodes[number].op in ("input", "state")}
     kept = [number for number in needed if nodes[number].op in ("const", "parameter", "state")]
     still, lines = [], []

@@ -1,6 +1,7 @@
 """Adapter of the solver Bitwuzla: terms over words and arrays, questions with assumptions, a limit of time."""
 
 import math
+from collections.abc import Sequence
 from time import perf_counter
 
 from tilewright.core.errors import SolverUnavailableError, install
@@ -47,7 +48,7 @@ class Solver:
         self._deadline = math.inf if limit_s is None else perf_counter() + limit_s
         self._solver.configure_terminator(lambda: perf_counter() > self._deadline)
         self._bit, self._zero, self._one = self.terms.mk_bool_sort(), self.value(0, 1), self.value(1, 1)
-        self._taken = ()
+        self._taken: Sequence = ()
 
     def in_time(self) -> None:
         """Raise `TimeOver` where the time is over."""

@@ -23,7 +23,9 @@ class Unrolled:
 
     def __init__(self, system: System, example: Example, solver: Solver, fixed: Mapping[str, int] | None = None):
         self.system, self.example, self.solver, self.fixed = system, example, solver, dict(fixed or {})
-        self.words, self.asked, self.refuted = {}, [], []
+        self.words: dict = {}
+        self.asked: list = []
+        self.refuted: list = []
         names = [*example.outputs, *example.pins]
         self.needed = system.needed(names)
         self._unroll({name: system.node(name) for name in names})
@@ -31,7 +33,8 @@ class Unrolled:
     def _unroll(self, signals):
         nodes, states = self.system.nodes, {state.node: state for state in self.system.states.values()}
         values, steps, moving = {}, [], []
-        pinned, told = {}, {}
+        pinned: dict = {}
+        told: dict = {}
         for name, number in signals.items():
             for kind, found in ((self.example.pins, pinned), (self.example.outputs, told)):
                 if name in kind:

@@ -4,6 +4,8 @@
 ``data_out[0]``, and valid, in t + 1.
 """
 
+from typing import Any
+
 import numpy as np
 
 from tilewright.pushmem.memories import ConflictError, Parameters, Run, _events
@@ -22,6 +24,7 @@ def run(fired, data_in, parameters=PARAMETERS, *, strict=True, link=None):
     """The `Run` of a tile. fired: `recurrence.fired`; data_in: int64 [cycles, 1]. link: its place in a chain. See the
     family's contract."""
     every = fired["sram2out0"][0]
+    mine: Any
     own, mine = (fired, None) if link is None else link.owned(fired, parameters)
     (at, where), (asked, what) = own["in2sram0"], own["sram2out0"]
     found = _events.latest(at, where["sram"], asked, what["sram"])

@@ -82,7 +82,7 @@ def candidates(rows, head_dim, dtype, capability, most_shared_bytes):
         ]
     if dtype.itemsize == 2 and capability == HOPPER and rows == WARPS_ROWS:
         found += [
-            SliceConfig(keys, stages, 4, by_warps=True, loose=loose)
+            SliceConfig(keys, stages, 4, by_warps=True, loose=bool(loose))
             for keys, stages, loose in itertools.product(*WARPS_GRID.values())
         ]
     # With room for what the compiler adds.

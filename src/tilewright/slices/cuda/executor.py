@@ -127,7 +127,8 @@ class Executor:
             from tilewright.slices.cuda import warp_kernel
 
             kernel = warp_kernel.tilewright_slice_attention_by_warps
-            own, options = (chosen.loose,), {"num_warps": warp_kernel.NUM_WARPS}
+            own: tuple = (chosen.loose,)
+            options = {"num_warps": warp_kernel.NUM_WARPS}
         else:
             kernel = kernels.tilewright_slice_attention
             own = chosen.ahead, chosen.k_columns, chosen.slack

@@ -5,7 +5,7 @@ As `form_search` has it for tiles, with lists of random keys: long ones, all ali
 
 import sys
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -34,7 +34,7 @@ def search(head_dim, dtype, anew=False, kinds=KINDS):
     Head dims that `layouts.HEAD_DIMS` does not name have no such kernels. Raises what `form_search.search` raises.
     """
     if head_dim in layouts.HEAD_DIMS:
-        form_search.find([OfSlices(Kind(*each, head_dim, dtype)) for each in kinds], head_dim, dtype, anew)
+        form_search.find([OfSlices(Kind(*each, head_dim, dtype)) for each in kinds], head_dim, dtype, anew)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ def _device():
 def _compile(head_dim, dtype, *jobs):
     """Compile and check the candidates that `jobs` name, and say which are right."""
     for job in jobs:
-        rows, width, *values = (None if value == "None" else int(value) for value in job.split(","))
+        numbers: list[Any] = [None if value == "None" else int(value) for value in job.split(",")]
+        rows, width, *values = numbers
         form = config.SliceConfig(*values)
         try:
             error = checked(Kind(rows, width, int(head_dim), dtype), form, _device())

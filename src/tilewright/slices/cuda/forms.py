@@ -5,6 +5,7 @@ driver, a torch, a triton and this code.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -56,7 +57,8 @@ def made_for(kind, device):
 
 def device_for(code, device):
     """What of `made_for` says which device, releases and modules `code` it is."""
-    facts = torch.cuda.get_device_properties(device)
+    # Any: torch's stub leaves fields out.
+    facts: Any = torch.cuda.get_device_properties(device)
     return {
         "name": facts.name,
         "capability": f"{facts.major}.{facts.minor}",
@@ -72,5 +74,6 @@ def device_facts(device):
     runs no kernel of `warp_kernel`."""
     if device.type != "cuda":
         return (8, 0), 163 << 10
-    facts = torch.cuda.get_device_properties(device)
+    # Any: torch's stub leaves fields out.
+    facts: Any = torch.cuda.get_device_properties(device)
     return (facts.major, facts.minor), facts.shared_memory_per_block_optin

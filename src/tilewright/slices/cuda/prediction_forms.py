@@ -110,8 +110,8 @@ def candidates(kind):
         return (first,)
     found = [first]
     if kind.pool < kind.rows:
-        names = "keyed", "keyed_warps", "keyed_stages"
-        found += [first._replace(**dict(zip(names, each, strict=True))) for each in KEYED]
+        keyed = "keyed", "keyed_warps", "keyed_stages"
+        found += [first._replace(**dict(zip(keyed, each, strict=True))) for each in KEYED]
     names = "block_m", "block_n", "num_warps", "num_stages"
     # A product of another number of rows would change the codes by keys, too.
     products = [each for each in PRODUCTS if kind.pool == kind.rows or each[0] == first.block_m]

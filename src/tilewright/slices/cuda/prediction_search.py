@@ -4,8 +4,10 @@ As `form_search` has it for attention. Codes are compared with float64, lists wi
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 
@@ -85,9 +87,10 @@ def allowed(kind):
 def timed(kind, form):
     """Microseconds of each launch, or of all that make codes."""
     device = _device()
+    calls: list[Callable[[], Any]]
     if kind.what == SELECT:
         selection, codes, keys, counts = selecting(HEADS, TOKENS, max(rule.most for rule in RULES), form, device)
-        calls = [lambda rule=rule: selection.select(codes, rule, keys, counts) for rule in RULES]
+        calls = [partial(selection.select, codes, rule, keys, counts) for rule in RULES]
     else:
         selection, q, k = predicting(kind, HEADS, TOKENS, form, device)
         calls = [lambda: selection.pooled(q, k, kind.pool, kind.head_dim**-0.5)]
@@ -146,7 +149,7 @@ def selecting(heads, n_tokens, most, form, device):
 def _wrong_lists(form, device):
     n_tokens, wrong, groups = CHECKED_TOKENS, 0, 0
     for rule in RULES:
-        rule = rule._replace(most=n_tokens // 3, **({"count": n_tokens // 5} if rule.count else {}))
+        rule = rule._replace(most=n_tokens // 3, count=n_tokens // 5 if rule.count else rule.count)
         selection, codes, keys, counts = selecting(1, n_tokens, rule.most, form, device)
         selection.select(codes, rule, keys, counts)
         right = keys.new_empty(keys.shape, device="cpu"), counts.new_empty(counts.shape, device="cpu")

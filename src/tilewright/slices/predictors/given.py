@@ -59,6 +59,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(
                 f"pattern {self.pattern}: expected {', '.join(needed)}, found {', '.join(found) or 'none of these'}"
             )
+        assert self.grid is not None
         frames, height, width = self.grid
         tokens, of_text = frames * height * width, layout.first + layout.last
         if (layout.queries, layout.keys) != (tokens, tokens + of_text):
@@ -68,6 +69,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
             )
         if self.window is None:
             return
+        assert self.tile is not None
         if any(n % size for n, size in zip(self.grid, self.tile, strict=True)):
             raise ConfigError(f"tile: expected sizes that divide the grid {self.grid}, found {self.tile}")
         if any(n % 2 == 0 for n in self.window):

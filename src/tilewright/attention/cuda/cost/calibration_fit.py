@@ -11,7 +11,7 @@ from tilewright.attention.cuda.cost.record import Calibration, Kernel
 # Values of `by_age` that are tried, and rounds in which what is not linear is found.
 BY_AGE, ROUNDS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6), 6
 # What is found beyond the variants, by the points that tell it; features of `cost_model.Launch` it is the cost of.
-BEYOND = {
+BEYOND: dict[str, dict[str, str | None]] = {
     "memory": {"scattered_us": "scattered", "missed_us": "missed"},
     "factors": {"apart_factors_us": "apart"},
     "tiles": {"apart_tiles_us": "apart", "own_tiles_us": "own", "missed_tiles_us": "missed_tiles"},
@@ -36,7 +36,7 @@ def fitted(setup, us, groups, needs, **stated):
         kernels=tuple(_kernel(rank, each, needs, *args) for rank, each in variants.items()),
         launch_us=launch_us,
         by_age=by_age,
-        **dict.fromkeys((name for names in BEYOND.values() for name in names), 0.0),
+        **dict.fromkeys((name for names in BEYOND.values() for name in names), 0.0),  # type: ignore[arg-type]  # numbers
         error=0.0,
         timings=tuple(asdict(point) | {"us": each} for point, each in us.items()),
         **stated,
@@ -68,7 +68,7 @@ def described(setup, point, calibration):
 def predicted(launch, calibration):
     """Microseconds of a `cost_model.Launch`, by what a calibration says."""
     took_us = cost_model.durations(launch, calibration)
-    return calibration.launch_us + cost_model.makespan(*took_us, launch.hb, calibration)
+    return calibration.launch_us + cost_model.makespan(*took_us, launch.hb, calibration)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
 
 
 def _shared(variants, least):
