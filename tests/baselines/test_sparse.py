@@ -173,7 +173,9 @@ def test_every_baseline_keeps_the_contract():
 
 
 def test_gpu_baselines_are_skipped_on_a_cpu_with_the_reason():
-    found = run_baselines(GPU_ONLY, Tokens(windows()), QUICK, max_dense_tokens=100)
+    # NATTEN says first that its windows are others.
+    names = [name for name in GPU_ONLY if name != "natten"]
+    found = run_baselines(names, Tokens(windows()), QUICK, max_dense_tokens=100)
     assert {(row["status"], row["reason"]) for row in found} == {
         ("skipped", "runs on an NVIDIA GPU only, found cpu"),
     }

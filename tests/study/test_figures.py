@@ -554,7 +554,7 @@ def test_prediction_states_the_median_error(study):
 
 def test_gantt_bars_are_the_items_of_the_schedule(study):
     plan = schedule.load("results/schedules/vil-tiny-224-s1/ic/mixed.highs.json")
-    axes = drawn("gantt", study).axes[1]
+    axes = drawn("gantt", study).axes[-1]
     launch = matplotlib.colors.to_rgba(_style.INK)
     items = [bar for bar in axes.patches if bar.get_facecolor() != launch]
     assert sorted(bar.get_x() for bar in items) == pytest.approx(sorted(plan.start_us / 1e3))
