@@ -151,3 +151,36 @@ def test_all_that_is_public_is_there_after_the_import_and_none_of_it_before():
         "tilewright.networks tilewright.nn tilewright.paths plan tilewright.packed.pack tilewright.slices",
         "module 'tilewright' has no attribute 'plans'",
     ], done.stderr
+
+
+# Wings whose public functions and methods say the types of all that they take and give.
+TYPED = ("core", "graph", "milp", "reference", "devices", "masks", "torch_attention", "nn", "integrations")
+
+
+def public(body, methods=False):
+    """Public functions of a module or class, those of its public classes included; kernels have none but pointers."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and "jit" not in " ".join(map(ast.unparse, node.decorator_list)):
+            if not node.name.startswith("_") or node.name.endswith("__"):
+                yield node, methods and "staticmethod" not in map(ast.unparse, node.decorator_list)
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public(node.body, methods=True)
+
+
+def untyped(function, bound):
+    """Parameters without a type, but for ``self``, and ``return`` where the result has none."""
+    taken = function.args
+    named = (taken.posonlyargs + taken.args)[bound:] + taken.kwonlyargs + [taken.vararg, taken.kwarg]
+    found = [one.arg for one in named if one is not None and one.annotation is None]
+    return found + ["return"] * (function.returns is None and function.name != "__init__")
+
+
+@pytest.mark.parametrize("wing", TYPED)
+def test_public_functions_of_a_wing_say_their_types(wing):
+    found = {}
+    for name, path in PATHS.items():
+        if name.startswith("tilewright.") and part_of(name) == wing:
+            for function, bound in public(ast.parse(path.read_text()).body):
+                if missing := untyped(function, bound):
+                    found[f"{name}.{function.name}"] = missing
+    assert found == {}

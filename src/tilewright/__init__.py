@@ -3,7 +3,9 @@
 Importing the package stays light: torch, the solvers and the plotting libraries load with the function that needs them.
 """
 
+from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 
 from tilewright.core import errors
 from tilewright.core.errors import TilewrightError
@@ -18,7 +20,7 @@ __all__ = [*_API, *_PACKAGES, "TilewrightError", "__version__", "errors"]
 APART = ("tilewright.attention.plan",)
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Callable | ModuleType:
     if name in _API:
         import tilewright.attention.plan as api
 
@@ -28,5 +30,5 @@ def __getattr__(name):
     raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
 
 
-def __dir__():
+def __dir__() -> list:
     return sorted({*globals(), *__all__})

@@ -38,7 +38,7 @@ class Bias:
     index: Callable[[Any, Any], Any]
 
 
-def as_bias(bias, heads, shape):
+def as_bias(bias, heads: int, shape: tuple[int, ...]):
     """A `Bias` from a `Bias`, a dense tensor [H, N_q, N_k] or None. Raises `PatternError` for another shape."""
     if bias is None:
         return None
@@ -58,7 +58,7 @@ class ItemMasks:
     ids: int64 array [n], the mask of each item. size: distinct masks. has_keys: bool [n, M], rows with an allowed key.
     """
 
-    def __init__(self, bits, run_ids, rows, keys, bias):
+    def __init__(self, bits: np.ndarray, run_ids: np.ndarray, rows: np.ndarray, keys: np.ndarray, bias):
         """Build the packed form.
 
         bits: uint8 [m, M, W/8], bit masks of runs. run_ids: int [n, runs], the mask of each run; -1 for a full run and
@@ -72,7 +72,9 @@ class ItemMasks:
         packed = np.concatenate([bits, none, full])[distinct].swapaxes(1, 2)
         packed = np.ascontiguousarray(packed).reshape(len(distinct), bits.shape[1], -1)
         self.has_keys = np.asarray(packed.any(2))[self.ids]
-        self._table = self._floats = self._peaks = None
+        self._table: Any = None
+        self._floats: Any = None
+        self._peaks: Any = None
         if bias is not None:
             packed, self.ids = _bias_indices(packed, self.ids, rows, keys, bias)
         self._packed = torch.from_numpy(packed)
@@ -96,12 +98,12 @@ class ItemMasks:
         return made
 
     @property
-    def size(self):
+    def size(self) -> int:
         """Distinct masks."""
         return len(self._packed)
 
     @property
-    def heads(self):
+    def heads(self) -> int:
         """Heads with masks of their own: 1 without a bias."""
         return 1 if self._table is None else len(self._table)
 
@@ -111,22 +113,22 @@ class ItemMasks:
         return 0 if self._table is None else self._table.shape[1] - 1
 
     @property
-    def float_bytes(self):
+    def float_bytes(self) -> int:
         """Bytes of one mask as floats."""
         per_element = 8 * 4 if self._table is None else self.heads * 4
         return self._packed[0].numel() * per_element
 
     @property
-    def held_bytes(self):
+    def held_bytes(self) -> int:
         """Bytes held between calls."""
         held = (self._packed, self._floats, self._peaks)
         return sum(x.numel() * x.element_size() for x in held if x is not None)
 
-    def expand(self):
+    def expand(self) -> None:
         """Hold all masks as floats from now on."""
         self._floats = _lowered(self._expand(self._packed), self._peaks)
 
-    def take(self, ids):
+    def take(self, ids) -> tuple[torch.Tensor, Any]:
         """``(masks, peaks)`` of the masks `ids` (int64 tensor): additive masks, float32 [len(ids), heads, M, K], and
         what was taken off each row, [len(ids), heads, M], or None for nothing.
 
@@ -162,7 +164,7 @@ def _lowered(masks, peaks):
     return masks if peaks is None else masks - peaks.masked_fill(peaks == -torch.inf, 0)[..., None]
 
 
-def distinct_rows(array):
+def distinct_rows(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """``(distinct rows, index of each row among them)`` of an int array [n, c]."""
     whole = np.ascontiguousarray(array).view(np.dtype((np.void, array.dtype.itemsize * array.shape[1]))).ravel()
     _, first, inverse = np.unique(whole, return_index=True, return_inverse=True)

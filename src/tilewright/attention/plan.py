@@ -336,7 +336,7 @@ class Plan:
         # Made anew: executors and names are of one process.
         return self._maker(self.bias), ()
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict) -> "Plan":
         # A plan does not change: the copies of a module share it.
         return self
 

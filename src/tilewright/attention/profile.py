@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
@@ -11,6 +11,10 @@ from tilewright import devices
 from tilewright.core import artifacts, contents
 from tilewright.core.contents import Amount, Count, Size
 from tilewright.core.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from tilewright.attention.blocks.work import WorkItems
+    from tilewright.core.timing import Timing
 
 KIND = "profile"
 VERSION = 6
@@ -94,7 +98,7 @@ class Profile:
         return {costs.split_keys: costs for costs in (own, *self.further)}
 
 
-def item_shape(items, shape, timing, **measured):
+def item_shape(items: "WorkItems", shape: int, timing: "Timing", **measured) -> ItemShape:
     """The `ItemShape` of shape `shape` of `items` (`work.WorkItems`) with what was `measured` of it."""
     return ItemShape(
         rows=int(items.shape_rows[shape]),

@@ -29,7 +29,18 @@ class Setting:
     units: Units | None = None
 
 
-def setting(shape, heads, head_dim, dtype, *, row_order=None, col_order=None, bias=None, scale=None, ordered=False):
+def setting(
+    shape: tuple[int, ...],
+    heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    row_order: np.ndarray | None = None,
+    col_order: np.ndarray | None = None,
+    bias=None,
+    scale: float | None = None,
+    ordered: bool = False,
+) -> Setting:
     """A `Setting` for a pattern of `shape`; see ``prepare`` in `attention.backends`. Raises `PatternError`."""
     natural = []
     for name, order, size in (("row_order", row_order, shape[0]), ("col_order", col_order, shape[1])):
@@ -42,7 +53,7 @@ def setting(shape, heads, head_dim, dtype, *, row_order=None, col_order=None, bi
     return Setting(heads, head_dim, dtype, (rows, keys), taken, as_bias(bias, heads, shape), scale)
 
 
-def of_units(common, units, shape):
+def of_units(common, units, shape: tuple[int, ...]):
     """The `Setting` where all units' tokens follow one another: U patterns of `shape` (rows, keys) side by side.
 
     common: of one unit. Where units are heads, those of a token are not side by side: there is one head.

@@ -14,12 +14,12 @@ from tilewright.core import registry
 NAMES = ("plan", "show", "bench", "calibrate", "compile", "doctor")
 
 
-def member(name):
+def member(name: str):
     """The module of a subcommand. Raises `UnknownNameError`."""
     return registry.member(__name__, "command", name, NAMES)
 
 
-def table(rows):
+def table(rows) -> list:
     """Lines of a table of `rows`, dicts of texts with the same keys: a header, then the rows, aligned to the right."""
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
     return [
@@ -28,6 +28,6 @@ def table(rows):
     ]
 
 
-def settle_threads():
+def settle_threads() -> None:
     """Before torch is loaded: its idle threads are to leave the cores to plans, see docs/api.md, "On a CPU"."""
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")

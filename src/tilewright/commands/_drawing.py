@@ -1,6 +1,7 @@
 """A pattern and the tiles that execute it as pictures, in the style of the study's figures."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ class Panel:
         return sum(int(cover.area[shown].sum()) for _, cover, shown in self.parts) / pairs
 
 
-def check(path):
+def check(path: str | Path) -> None:
     """Raise `ArtifactError` unless `path` ends in a format that can be written."""
     style.check_suffix(path)
 
@@ -44,7 +45,7 @@ def of_plan(plan):
     return [Panel("as the model has it", natural(plan.graph)), Panel(order, plan.graph, parts)]
 
 
-def of_pattern(found, order, tile):
+def of_pattern(found, order, tile) -> list:
     """Panels of a pattern: cut into blocks of `tile` as the model has it, and in `order`. Raises `TilewrightError`."""
     from tilewright.attention import blocks, reorder
     from tilewright.attention.blocks.tiles import parse
@@ -65,7 +66,7 @@ def _cut(title, ordered, cover):
     return Panel(f"{title}, tile {name}", ordered, [(name, cover, np.ones(cover.n_blocks, bool))])
 
 
-def draw(panels, name, path):
+def draw(panels, name: str, path: str | Path) -> None:
     """Draw `panels` side by side and write them to `path`."""
     with style.context():
         from matplotlib.patches import Patch

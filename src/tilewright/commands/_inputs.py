@@ -13,12 +13,12 @@ PATTERN = (
 )
 
 
-def grid_option(parser):
+def grid_option(parser) -> None:
     """The grid that named patterns need."""
     parser.add_argument("--grid", help="tokens of a named pattern behind its special ones, e.g. 64x64 rows x columns")
 
 
-def pattern(text, grid=None):
+def pattern(text: str, grid=None):
     """The `Graph` of a pattern, see `PATTERN`; grid: ``ROWSxCOLUMNS`` or None.
 
     Raises `ArtifactError` for a file, `UnknownNameError` for a name and `ConfigError` for a grid.
@@ -51,7 +51,7 @@ def pattern(text, grid=None):
     return patterns.graph(text, (int(sides[1]), int(sides[2])), patterns.special(text) or 0)
 
 
-def is_plan(path):
+def is_plan(path: str | Path):
     """Whether a file is a plan's, by what it holds. Raises `ArtifactError` for one that ends in ``.plan`` and is
     missing."""
     path = Path(path)

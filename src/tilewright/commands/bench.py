@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ MOST_BYTES = 2 << 30
 REPETITIONS = 10
 
 
-def arguments(parser):
+def arguments(parser) -> None:
     """The plan, and how long to measure."""
     parser.add_argument("plan", help="a plan that `tilewright plan` or Plan.save wrote")
     parser.add_argument("--batch", type=flags.count, default=1, help="batch entries (default: 1)")
@@ -39,7 +40,7 @@ def arguments(parser):
     parser.add_argument("--seed", type=flags.seed, default=0, help="of the tokens, standard normal (default: 0)")
 
 
-def run(plan, batch, without, forms, rse, seconds, seed):
+def run(plan: str | Path, batch: int, without, forms, rse, seconds: float, seed: int) -> int:
     """Check, time, and print one table. Returns 1 where a result was wrong."""
     settle_threads()
     from tilewright import devices

@@ -7,7 +7,7 @@ from tilewright.commands import table
 from tilewright.core import flags
 
 
-def arguments(parser):
+def arguments(parser) -> None:
     """What is calibrated."""
     parser.add_argument("--head-dim", type=flags.count, nargs="+", default=[64], help="values of a head")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"], help="of the tensors")
@@ -19,7 +19,7 @@ def arguments(parser):
     )
 
 
-def run(head_dim, dtype, tiles, device, anew, forms):
+def run(head_dim, dtype, tiles, device, anew, forms) -> None:
     """Calibrate for each type and head dim, and print a table."""
     from tilewright import devices
     from tilewright.attention.blocks.tiles import parse

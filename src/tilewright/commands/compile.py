@@ -3,18 +3,18 @@
 import time
 
 
-def arguments(parser):
+def arguments(parser) -> None:
     """It has none."""
 
 
-def run():
+def run() -> None:
     """Compile, and print how long it took."""
     begin = time.perf_counter()
     ahead()
     print(f"compiled in {time.perf_counter() - begin:.1f} s")
 
 
-def ahead():
+def ahead() -> None:
     """Compile what no plan should wait for: by use, where a function's types are those that it is called with."""
     import numpy as np
 

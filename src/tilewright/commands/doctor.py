@@ -27,11 +27,11 @@ BAD_PAIRS = (
 )
 
 
-def arguments(parser):
+def arguments(parser) -> None:
     """It has none."""
 
 
-def run():
+def run() -> int:
     """Print the lines. Returns 1 where something does not work."""
     lines = [*_versions(), *_pairs(), *_device(), *_compilers(), *_caches(), *_optional()]
     for state, name, text in lines:

@@ -6,7 +6,7 @@ from tilewright.core import flags
 from tilewright.core.errors import ConfigError
 
 
-def arguments(parser):
+def arguments(parser) -> None:
     """The pattern, what the plan will be called with, and how it is made."""
     parser.add_argument("pattern", help=_inputs.PATTERN)
     _inputs.grid_option(parser)
@@ -21,7 +21,9 @@ def arguments(parser):
     parser.add_argument("--tune", action="store_true", help="run several schedules and take the fastest")
 
 
-def run(pattern, grid, output, heads, head_dim, dtype, device, reorder, tiles, solver, tune):
+def run(
+    pattern, grid: tuple[int, ...], output, heads: int, head_dim: int, dtype, device, reorder, tiles, solver: str, tune
+) -> None:
     """Plan, save, and print the summary."""
     settle_threads()
     found = _inputs.pattern(pattern, grid)

@@ -5,7 +5,7 @@ from pathlib import Path
 from tilewright.commands import _inputs
 
 
-def arguments(parser):
+def arguments(parser) -> None:
     """What is shown, and how."""
     parser.add_argument("what", help=f"a plan, or a pattern: {_inputs.PATTERN}")
     _inputs.grid_option(parser)
@@ -14,7 +14,7 @@ def arguments(parser):
     parser.add_argument("--tile", default="64x1", help="of a pattern: the tile that it is cut into (64x1)")
 
 
-def run(what, grid, figure, reorder, tile):
+def run(what, grid: tuple[int, ...], figure, reorder, tile) -> None:
     """Print a summary, and draw where a figure is asked for."""
     from tilewright.commands import _drawing
 
@@ -36,7 +36,7 @@ def run(what, grid, figure, reorder, tile):
         print(f"drawn      {figure}")
 
 
-def summary(found):
+def summary(found) -> list:
     """Lines that say what a pattern is."""
     import numpy as np
 

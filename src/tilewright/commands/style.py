@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ _RC: dict[Any, Any] = {
 
 
 @contextlib.contextmanager
-def context():
+def context() -> Iterator[None]:
     """Draw in the house style, whatever the user's own settings are; they are back afterwards."""
     matplotlib = need("matplotlib", "pictures", "study")
     with matplotlib.rc_context():
@@ -59,27 +60,27 @@ def figure(width, height):
     return Figure(figsize=(max(width, NARROWEST), height), layout="constrained")
 
 
-def check_suffix(path):
+def check_suffix(path: str | Path) -> None:
     """Raise `ArtifactError` unless `path` ends in a format that can be written."""
     if Path(path).suffix not in _METADATA:
         known = ", ".join(_METADATA)
         raise ArtifactError(f"{path}: expected a name ending in {known}, found {Path(path).suffix!r}")
 
 
-def settle(drawn):
+def settle(drawn) -> None:
     """Lay the parts of a figure out, once for all formats that it is saved in."""
     drawn.draw_without_rendering()
     drawn.set_layout_engine("none")
 
 
-def save(drawn, path):
+def save(drawn, path: str | Path) -> None:
     """Write a figure atomically, without dates or versions in it."""
     suffix = Path(path).suffix
     with artifacts.atomic(path) as temporary:
         drawn.savefig(temporary, format=suffix[1:], metadata=_METADATA[suffix])
 
 
-def tile_colour(name):
+def tile_colour(name: str):
     """Colour of a tile: gathered slices are orange to brown, tiles of contiguous keys purple; more rows are darker."""
     import matplotlib
 
@@ -88,14 +89,14 @@ def tile_colour(name):
     return shades(max(0.2, 0.35 + 0.18 * (math.log2(tile.rows) - 4)))
 
 
-def tint(colour, strength=0.4):
+def tint(colour, strength: float = 0.4) -> tuple:
     """`colour` mixed with white."""
     from matplotlib.colors import to_rgb
 
     return tuple(1 - strength * (1 - part) for part in to_rgb(colour))
 
 
-def head(drawn, title, handles=(), columns=None):
+def head(drawn, title, handles=(), columns=None) -> None:
     """Put a title and below it a legend on top of a figure, outside its panels, in one line or in `columns`, or in as
     many as the figure is wide enough for."""
     handles = list(handles)
@@ -128,7 +129,7 @@ def stretches(cover):
     return np.concatenate(found)
 
 
-def outline(axes, boxes, pixels):
+def outline(axes, boxes, pixels) -> None:
     """Draw the edges of `boxes`, as `stretches` has them, where they are so large that edges do not hide the mask."""
     from matplotlib.collections import PolyCollection
 

@@ -8,6 +8,7 @@ import ctypes
 import logging
 import math
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,7 @@ except ImportError:
         return -1
 
 
-def backward_number():
+def backward_number() -> int | None:
     """The number of the backward that this thread is in, None outside. The stand-in knows of none: layers that are
     computed again in one take the grid of the last call."""
     found = _graph_task()
@@ -77,7 +78,7 @@ else:
         return _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), DispatchKeySet(DispatchKey.Undefined))
 
 
-def functionalized():
+def functionalized() -> list:
     """Of each transform of ``torch.func`` that a function runs under, whether it is ``functionalize``. The stand-in
     knows of none."""
     if get_interpreter_stack is None:
@@ -85,7 +86,7 @@ def functionalized():
     return [level.key() == TransformType.Functionalize for level in get_interpreter_stack() or ()]
 
 
-def call_functionalized(operator, given):
+def call_functionalized(operator: Callable, given: tuple) -> Any:
     """``operator(*given)`` that writes to none of its tensors, as ``functionalize`` calls it, the innermost transform.
 
     Without these names `functionalized` knows of none, and nobody comes here."""
@@ -98,7 +99,7 @@ def call_functionalized(operator, given):
     return _wrap_all_tensors_to_functional(found, level)  # type: ignore[arg-type]  # inside of a level, it is no None
 
 
-def has_tangent(x):
+def has_tangent(x: torch.Tensor) -> bool:
     """Whether `x` is a tensor with a forward-mode derivative, for kernels, which run where nothing is differentiated.
     The stand-in sees none."""
     if not isinstance(x, torch.Tensor) or _everything_seen is None:
@@ -107,7 +108,7 @@ def has_tangent(x):
         return forward_ad.unpack_dual(x).tangent is not None
 
 
-def forward_level():
+def forward_level() -> int:
     """The level of forward-mode derivatives, -1 outside of all. The stand-in takes all calls for one inside."""
     return getattr(forward_ad, "_current_level", 0)
 
@@ -118,7 +119,7 @@ except ImportError:
     is_functorch_wrapped_tensor = is_legacy_batchedtensor = None  # type: ignore[assignment]  # the stand-in
 
 
-def is_batched(x):
+def is_batched(x: torch.Tensor) -> bool:
     """Whether `x` may stand for several tensors, as under ``vmap`` and with ``is_grads_batched``. The stand-in says so
     of all: backwards of plans go through the operators, 25 µs."""
     return is_legacy_batchedtensor is None or is_legacy_batchedtensor(x) or is_functorch_wrapped_tensor(x)
@@ -134,7 +135,7 @@ except OSError:
     _own_counts = []
 
 
-def use_threads(n):
+def use_threads(n: int) -> None:
     """Have operators of the calling thread use `n` threads from now on; other threads keep theirs. With the stand-in,
     those that start later have `n`, too: torch sets both."""
     # The count of all holds for a thread from when it first asks.
@@ -158,7 +159,7 @@ try:
     from torch._C import _cuda_getDriverVersion as driver_version  # type: ignore[attr-defined]  # torch has no stub of it
 except ImportError:
 
-    def driver_version():
+    def driver_version() -> int | str | None:
         """Release of CUDA that the driver has, as a number. The stand-in knows torch's own."""
         return torch.version.cuda
 
@@ -167,7 +168,7 @@ try:
     from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided_cuda  # type: ignore[attr-defined]  # torch has no stub of it
 except ImportError:
 
-    def empty_strided_cuda(shape, stride, dtype):
+    def empty_strided_cuda(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory on the current GPU. The stand-in takes twice as long."""
         return torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
 
@@ -178,7 +179,7 @@ except ImportError:
     _softmax_backward_data = None  # type: ignore[assignment]  # the stand-in
 
 
-def softmax_backward(grads, weights):
+def softmax_backward(grads: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Gradients of scores, for `weights`, their softmax over the last dimension, and its `grads`; written over the
     latter. The stand-in passes over them three times."""
     if _softmax_backward_data is None:
@@ -192,7 +193,7 @@ except ImportError:
     _TensorGuards = None  # type: ignore[assignment, misc]  # the stand-in
 
 
-def same_tensors(*tensors):
+def same_tensors(*tensors: torch.Tensor) -> Callable:
     """``callable(*tensors) -> bool``: whether shapes, strides, dtypes, devices and gradients are those of `tensors`.
 
     Torch's guards of compiled code compare them in a third of a microsecond, the stand-in in ten times as long.
@@ -211,7 +212,9 @@ def _same_facts(facts, *tensors):
     return _facts(tensors) == facts
 
 
-def plain_attention_with_lse(q, k, v, *, attn_mask, scale):
+def plain_attention_with_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, attn_mask: Any, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What `attention_with_lse` returns, by operators that every torch has."""
     scores = q.float() @ k.float().mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     if attn_mask is not None:
@@ -238,7 +241,7 @@ packed_flash = getattr(torch.ops.aten, "_flash_attention_forward", None)
 FORMS = 256
 
 
-def recompile_limit(most=FORMS):
+def recompile_limit(most: int = FORMS) -> Any:
     """Context in which a function is compiled up to `most` times; the stand-in leaves torch's own limit."""
     config = getattr(getattr(torch, "_dynamo", None), "config", None)
     if config is None or not hasattr(config, "recompile_limit"):
@@ -247,7 +250,7 @@ def recompile_limit(most=FORMS):
     return config.patch(recompile_limit=most)
 
 
-def missing_compiler():
+def missing_compiler() -> str | None:
     """Why torch cannot compile for a CPU, or None where it can: it needs a C++ compiler that works.
 
     The stand-in looks for a compiler and does not try it.
@@ -268,7 +271,7 @@ def missing_compiler():
 KNOWN_TRITON = ("3.6", "3.7")
 
 
-def triton_launcher(compiled, grid, stream, memory=None):
+def triton_launcher(compiled: Any, grid: tuple[int, ...], stream: int, memory: Any = None) -> Any:
     """``(launch, head, in_tuple)``: the C launcher of a compiled kernel, what it takes before the kernel's arguments,
     and whether it takes those as one tuple.
 

@@ -3,13 +3,15 @@
 A thread of its own has none of it: no inference mode, autocast, default device, transformation, and nobody that traces.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
 
 @torch.compiler.disable
-def made(make, *arguments):
+def made(make: Callable, *arguments: Any) -> Any:
     """``make(*arguments)`` in a thread of its own."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(make, *arguments).result()

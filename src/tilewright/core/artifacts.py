@@ -16,7 +16,9 @@ import time
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +37,7 @@ _DAMAGE = (
 
 
 @contextlib.contextmanager
-def atomic(path):
+def atomic(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it onto `path` on success, remove it on failure.
 
     What stood at `path` stays untouched until the new content is complete and on disk. A process that is killed leaves
@@ -78,19 +80,19 @@ def _remove_abandoned(path):
                 left.unlink()
 
 
-def write_text(path, text):
+def write_text(path: Path | str, text: str) -> None:
     """Write a text file atomically."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path, kind, version, body, made_by=None):
+def write_json(path: str | Path, kind: str, version: int, body: Any, made_by: dict[str, Any] | None = None) -> None:
     """Write ``{kind, version, made_by, **body}`` atomically. `body` holds JSON types only."""
     document = {"kind": kind, "version": version, "made_by": made_by or {}, **body}
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def read_json(path, kind, version):
+def read_json(path: str | Path, kind: str, version: int) -> dict[str, Any]:
     """Read a document of `version` that `write_json` wrote. Raises `ArtifactError`."""
     with _opened(path, kind) as stream:
         try:
@@ -101,7 +103,15 @@ def read_json(path, kind, version):
     return document
 
 
-def write_npz(path, kind, version, arrays, header, made_by=None, compress=False):
+def write_npz(
+    path: str | Path,
+    kind: str,
+    version: int,
+    arrays: dict[str, Any],
+    header: Any,
+    made_by: dict[str, Any] | None = None,
+    compress: bool = False,
+) -> None:
     """Write named arrays and a JSON `header` as one ``.npz``, atomically and without a second copy in memory.
 
     The bytes depend on the arguments only: archive members carry no time.
@@ -115,7 +125,7 @@ def write_npz(path, kind, version, arrays, header, made_by=None, compress=False)
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
-def read_npz(path, kind, version):
+def read_npz(path: str | Path, kind: str, version: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return ``(arrays, header)`` of a file that `write_npz` wrote. Raises `ArtifactError`."""
     with _opened(path, kind) as stream:
         try:
@@ -134,7 +144,7 @@ def read_npz(path, kind, version):
     return arrays, header
 
 
-def unpack(path, folder, kind, member):
+def unpack(path: Path | str, folder: Path | str, kind: str, member: str) -> Any:
     """Extract the archive `path` of files, one of them `member`, to `folder`. Raises `ArtifactError`."""
     with _opened(path, kind) as stream:
         try:

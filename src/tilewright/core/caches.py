@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from tilewright.core.errors import ArtifactError
 
@@ -18,29 +19,30 @@ _SAID: set[tuple[str, Path]] = set()
 class Recent:
     """Tuples of values by key: the last `each` values of each of the last `keys` keys. Threads may share it."""
 
-    def __init__(self, keys, each=1):
+    def __init__(self, keys: int, each: int = 1):
         """Nothing is kept yet."""
         self._keys, self._each = keys, each
-        self._values, self._lock = {}, Lock()
+        self._values: dict = {}
+        self._lock = Lock()
 
-    def get(self, key):
+    def get(self, key: Any) -> Any:
         """The values of a key, the oldest first; an empty tuple for an unknown one."""
         return self._values.get(key, ())
 
-    def add(self, key, value):
+    def add(self, key: Any, value: Any) -> None:
         """Keep one more value of a key, and drop what is older than the limits allow."""
         with self._lock:
             self._values[key] = (*self._values.get(key, ()), value)[-self._each :]
             while len(self._values) > self._keys:
                 del self._values[next(iter(self._values))]
 
-    def items(self):
+    def items(self) -> Any:
         """Pairs of a key and its values, as they are now."""
         with self._lock:
             return list(self._values.items())
 
 
-def folder():
+def folder() -> Path:
     """``$TILEWRIGHT_CACHE``, else ``~/.cache/tilewright``; where there is no home, a folder that cannot be made."""
     stated, home = os.environ.get("TILEWRIGHT_CACHE"), os.path.expanduser("~")
     # Who has no home keeps that name. Below a file, nothing can be made.
@@ -67,7 +69,7 @@ def keeping(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(path):
+def locked(path: Any) -> Iterator[None]:
     """Hold the lock `path`, a file that is made for it; wait for a process that does.
 
     Where it cannot be made nothing is held: what is guarded is then not kept either.

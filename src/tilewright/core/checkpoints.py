@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ _PARALLEL = "module."
 _TORCH = (b"PK", b"\x80")
 
 
-def read(path):
+def read(path: Path | str) -> dict[str, torch.Tensor]:
     """Tensors by name of a checkpoint, on the CPU, names without what wrappers of torch put into them.
 
     path: a ``.safetensors`` file, one of `torch.save`, the ``.index.json`` beside several of either, or a folder of one
@@ -89,7 +90,7 @@ def _tensors(path):
     return _state(found, path)
 
 
-def cached(name):
+def cached(name: str) -> Path | None:
     """The checkpoint that was downloaded under timm's `name`, or None with a warning; nothing is downloaded.
 
     Looked for in the cache of the Hugging Face hub, where timm keeps its own, newest first, and in torch's hub.
@@ -137,7 +138,7 @@ def _holds(content, deepest=_DEEPEST):
     return any(isinstance(value, torch.Tensor) or _holds(value, deepest - 1) for value in content.values())
 
 
-def load(network, path, adapt):
+def load(network: torch.nn.Module, path: Path | str, adapt: Callable) -> None:
     """Load a checkpoint file into `network`; ``adapt(state, network)`` brings it to the network's names and shapes.
 
     What all names begin with is left out where most are the network's then.

@@ -5,7 +5,8 @@ Each function raises `ArtifactError` naming the file, what was expected and what
 
 import re
 import sys
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 
-def fields(path, kind, document, form):
+def fields(path: str | Path, kind: str, document: Any, form: Any) -> Any:
     """`document` (of JSON) as a value of the class `form`, whose annotations tell what its fields hold."""
     try:
         return msgspec.convert(document, form)
@@ -43,13 +44,13 @@ def _literals(hint):
     return tuple(value for each in get_args(hint) for value in _literals(each))
 
 
-def expect(path, holds, expected, found):
+def expect(path: str | Path, holds: Any, expected: str, found: Any) -> None:
     """Raise unless a condition `holds`, given in words by what was `expected` and `found`."""
     if not holds:
         raise ArtifactError(f"{path}: expected {expected}, found {found}")
 
 
-def arrays(path, found, **forms):
+def arrays(path: Path | str, found: dict[str, np.ndarray], **forms: Any) -> None:
     """Check the arrays `found` by name: of each of `forms` a dtype and a shape, in which None is any length."""
     expect(path, found.keys() == forms.keys(), f"the arrays {sorted(forms)}", sorted(found))
     for name, (dtype, *shape) in forms.items():
@@ -59,13 +60,13 @@ def arrays(path, found, **forms):
         expect(path, fits and have.dtype == dtype, wanted, f"{have.dtype} {list(have.shape)}")
 
 
-def within(path, name, values, lowest, highest):
+def within(path: str | Path, name: str, values: Any, lowest: int, highest: float) -> None:
     """Check that no number of the array `values` lies outside ``lowest..highest``; a NaN does."""
     inside = not values.size or (values.min() >= lowest and values.max() <= highest)
     expect(path, inside, f"{name}: {lowest}..{highest}", "" if inside else f"{values.min()}..{values.max()}")
 
 
-def bounds(path, name, ptr, last, shortest=0, longest=np.inf):
+def bounds(path: Path | str, name: str, ptr: np.ndarray, last: int, shortest: int = 0, longest: float = np.inf) -> None:
     """Check that ``ptr`` cuts ``0..last`` into pieces of `shortest` to `longest`."""
     ends = f"{ptr[0]}..{ptr[-1]}" if len(ptr) else "none"
     expect(path, len(ptr) and ptr[0] == 0 and ptr[-1] == last, f"{name}: bounds from 0 to {last}", ends)
@@ -74,7 +75,7 @@ def bounds(path, name, ptr, last, shortest=0, longest=np.inf):
     within(path, f"steps of {name}", np.diff(ptr), shortest, longest)
 
 
-def permutation(path, name, order):
+def permutation(path: str | Path, name: str, order: np.ndarray) -> None:
     """Check that `order` holds each number below its length once."""
     within(path, name, order, 0, len(order) - 1)
     missing = np.flatnonzero(np.bincount(order, minlength=len(order)) == 0)

@@ -1,7 +1,9 @@
 """Every error that a user can meet. Each says what was expected, what was found and what is known."""
 
+from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 
 class TilewrightError(Exception):
@@ -11,7 +13,7 @@ class TilewrightError(Exception):
 class UnknownNameError(TilewrightError):
     """A name that no registry holds; the message lists the names that are known."""
 
-    def __init__(self, what, name, known):
+    def __init__(self, what: str, name: Any, known: Iterable):
         """State that `name` is no `what`, and which names are."""
         super().__init__(f"unknown {what} {name!r}; known: {', '.join(map(str, known))}")
 
@@ -31,7 +33,7 @@ class ArtifactError(TilewrightError):
 class VersionError(ArtifactError):
     """A file of a format version that this version of the package does not read. newer: than those that it reads."""
 
-    def __init__(self, message, newer=False):
+    def __init__(self, message: str, newer: bool = False):
         """State `message`."""
         super().__init__(message)
         self.newer = newer

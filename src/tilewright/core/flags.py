@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 # Counts beyond this are slips of the pen: of rows, images, steps.
@@ -11,7 +12,7 @@ MOST = 10**9
 SEEDS = 2**31
 
 
-def number(what, kind, least, most=MOST, *, above=False):
+def number(what: str, kind: Callable, least: int, most: float = MOST, *, above: bool = False) -> Callable:
     """A type of argparse: an int or a float from `least` to `most`, finite; above: not `least` itself."""
 
     def parsed(text):
@@ -40,7 +41,7 @@ share = number("a share", float, 0, 1, above=True)
 gap = number("a gap", float, 0, 1)
 
 
-def output(text):
+def output(text: str) -> str:
     """A type of argparse: a path that a file can be written to."""
     _below_folders(text)
     if not text or text.endswith(os.sep) or os.path.isdir(text):
@@ -52,7 +53,7 @@ def output(text):
     return text
 
 
-def folder(text):
+def folder(text: str) -> str:
     """A type of argparse: a folder that files can be written to; it may not be there yet."""
     if not text:
         raise argparse.ArgumentTypeError("expected a folder to write to, found nothing")

@@ -7,6 +7,7 @@ docstrings of `skimage.data`.
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ GRAY = {
 EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV")
 
 
-def path(name_or_path):
+def path(name_or_path: Path | str) -> Path:
     """Where a photograph lies: one of `PHOTOGRAPHS` by name, else a file of the user's.
 
     Raises `UnknownNameError` for what is neither a known name nor a file.
@@ -63,7 +64,7 @@ def path(name_or_path):
     return Path(name_or_path)
 
 
-def load(name_or_path, size):
+def load(name_or_path: Path | str, size: tuple[int, int] | int) -> np.ndarray:
     """A photograph as float32 [3, height, width] in 0..1: resized until it covers `size`, the middle cut out.
 
     size: a side of a square, or height and width. Resampling is bicubic. Raises `UnknownNameError` as `path` does, and
@@ -72,7 +73,7 @@ def load(name_or_path, size):
     return _cut(path(name_or_path), size, "RGB")
 
 
-def gray(name, size):
+def gray(name: str, size: tuple[int, int] | int) -> np.ndarray:
     """One of `GRAY`, as `load` gives those of `PHOTOGRAPHS`: float32 [3, height, width], its channels equal.
 
     Raises `UnknownNameError`.
@@ -81,7 +82,7 @@ def gray(name, size):
     return _cut(_carried(GRAY[name]), size, "L").repeat(3, axis=0)
 
 
-def opened(where):
+def opened(where: Path | str) -> Any:
     """The image of a file as it is meant to be looked at: turned as its EXIF data says, with the file's ``format``.
 
     Raises `ArtifactError`.
@@ -99,7 +100,7 @@ def opened(where):
     return turned
 
 
-def read_rgb(where):
+def read_rgb(where: str) -> np.ndarray:
     """The image of a file in 8-bit RGB; gray levels of 16 bits are scaled to 8.
 
     Raises `ArtifactError` for what is no image, and for one whose white is not known.

@@ -8,6 +8,8 @@ hand, which costs the host less in each call than the decorator for custom opera
 import itertools
 import sys
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, library
@@ -29,7 +31,7 @@ _CARRIED: dict = {}
 _LIBRARY = library.Library("tilewright", "DEF")
 
 
-def register(plan):
+def register(plan: Any) -> str:
     """Make `plan` known to the operator; return a name that no other plan of this process has or had.
 
     The operator is given ``plan.digest()``, or the name where nothing is compiled or exported, and calls
@@ -41,7 +43,7 @@ def register(plan):
     return name
 
 
-def read_by(read):
+def read_by(read: Callable) -> None:
     """Have plans that a program holds read by ``read(bytes) -> plan``."""
     global _read
     _read = read
@@ -51,14 +53,14 @@ def _read(content):
     raise ArtifactError("this program holds its plans: import tilewright.attention.plan before it is run")
 
 
-def records(q, k, v, bias=None):
+def records(q: Tensor, k: Tensor, v: Tensor, bias: Any = None) -> bool:
     """True where a call on q, k, v and values of a bias is to be differentiated."""
     # Written out: every call of a plan asks, and a generator would cost it a microsecond.
     needed = q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
     return needed and torch.is_grad_enabled()
 
 
-def exporting():
+def exporting() -> bool:
     """True while a program is made that may hold tensors of its own: by ``torch.export``, but with strict=True, or by
     ``torch.jit.trace``. Raises `ConfigError` where it is made for ONNX."""
     if torch.compiler.is_dynamo_compiling():
@@ -75,7 +77,7 @@ def exporting():
     return made
 
 
-def watched(x):
+def watched(x: Tensor) -> bool:
     """True where a call on tensor `x` must go through the operator: it is compiled, exported, traced or transformed."""
     return is_compiling() or type(x) not in _PLAIN or dispatch_depth() > 0 or is_tracing() or transforms.transformed()
 
@@ -162,7 +164,7 @@ class _Attend(torch.autograd.Function):
     backward = staticmethod(_differentiated)
 
 
-def differentiated(q, k, v, plan, ordered, bias=None):
+def differentiated(q: Tensor, k: Tensor, v: Tensor, plan: Any, ordered: bool, bias: Any = None) -> Tensor:
     """A call of the plan of this name that is not `watched`, with what its backward needs."""
     return _Attend.apply(q, k, v, plan, ordered, None, bias)
 

@@ -1,6 +1,7 @@
 """Types in which modules and attention compute: 16 bits in float32, and what autocast asks for."""
 
 from itertools import chain
+from typing import Any
 
 import torch
 from torch.func import functional_call
@@ -8,13 +9,13 @@ from torch.func import functional_call
 SIXTEEN_BITS = torch.float16, torch.bfloat16
 
 
-def float32(module):
+def float32(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Its parameters and buffers by name, 16-bit ones in float32, as `functional_call` takes them."""
     state = chain(module.named_parameters(), module.named_buffers())
     return {name: x.float() if x.is_floating_point() else x for name, x in state}
 
 
-def widened(value):
+def widened(value: Any) -> Any:
     """`value` with its tensors in 16 bits, also those in tuples, lists and dicts of it, in float32."""
     if isinstance(value, torch.Tensor):
         return value.float() if value.dtype in SIXTEEN_BITS else value
@@ -26,13 +27,13 @@ def widened(value):
     return value
 
 
-def in_float32(module, x):
+def in_float32(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """``module(x)`` in float32, whatever the network runs in: in half precision many scores would tie."""
     with torch.autocast(x.device.type, enabled=False):
         return functional_call(module, float32(module), x.float())
 
 
-def cast(*tensors):
+def cast(*tensors: list | torch.Tensor) -> Any:
     """Tensors under autocast as torch's attention takes them there: in its type, but for float64."""
     device = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else "cpu"
     if not torch.is_autocast_enabled(device):

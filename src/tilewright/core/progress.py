@@ -2,13 +2,15 @@
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
+from typing import Any
 
 # Seconds between two lines of a log.
 EVERY_S = 10.0
 
 
-def with_progress(items, what):
+def with_progress(items: Sequence, what: str) -> Iterator[Any]:
     """Yield each of `items`, a sized collection; show on stderr how many are done and about how long is left."""
     if sys.stderr.isatty():
         from tqdm import tqdm
@@ -26,7 +28,7 @@ def with_progress(items, what):
 
 
 @contextlib.contextmanager
-def within(what, limit_s):
+def within(what: str, limit_s: float) -> Iterator[Callable]:
     """Yield a function that shows a line about a task of at most `limit_s` seconds.
 
     On a terminal, a bar below the lines shows the time that has passed.

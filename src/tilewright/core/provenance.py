@@ -23,6 +23,7 @@ import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,7 +38,7 @@ _PACKAGE = Path(__file__).parents[1].name
 _FILE = re.compile(r"[\w-][\w./-]*\.\w+")
 
 
-def sha256_file(path):
+def sha256_file(path: Path | str) -> str:
     """Hex digest of a file's bytes."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
@@ -46,7 +47,7 @@ def sha256_file(path):
     return digest.hexdigest()
 
 
-def sha256_arrays(*parts):
+def sha256_arrays(*parts: Any) -> str:
     """Hex digest of arrays (dtype, shape and bytes) and strings, in the order given."""
     digest = hashlib.sha256()
     for part in parts:
@@ -59,7 +60,7 @@ def sha256_arrays(*parts):
     return digest.hexdigest()
 
 
-def versions(*packages):
+def versions(*packages: str) -> dict[str, str | None]:
     """Installed versions of the named distributions; ``None`` where one is absent."""
     found: dict[str, str | None] = {}
     for package in packages:
@@ -71,7 +72,7 @@ def versions(*packages):
 
 
 @cache
-def commit():
+def commit() -> str:
     """Short hash of the commit that this package stands at, with ``+`` where its files differ from it.
 
     Of the checkout that it lies in; else what ``$TILEWRIGHT_COMMIT`` says, for copies without one; else empty.
@@ -210,7 +211,7 @@ def _check_known(module):
 
 
 @cache
-def closure(*modules):
+def closure(*modules: str) -> Any:
     """All modules of this package that `modules` need, themselves included, sorted.
 
     A package's ``__init__`` counts where it is named in an import, not for being the parent of what is. Members of a
@@ -228,7 +229,7 @@ def closure(*modules):
     return tuple(sorted(seen))
 
 
-def canonical(source):
+def canonical(source: bytes | str) -> str:
     """What Python `source` does, as text that is the same under every release of Python that reads it."""
     return _canonical(ast.parse(source))
 
@@ -282,18 +283,18 @@ def _assigned(node):
 
 
 @cache
-def code_digest(*modules):
+def code_digest(*modules: str) -> str:
     """Short hex digest of the code in the import closure of `modules` (dotted names)."""
     return text_digest(*closure(*modules))
 
 
-def script_digest(path, *modules):
+def script_digest(path: str | Path, *modules: Any) -> str:
     """As `code_digest`, for the script at `path` and all that it imports, and for `modules` that it enters by name."""
     code, named = _script(path)
     return hashlib.sha256(f"{code}{code_digest(*named, *modules)}".encode()).hexdigest()[:16]
 
 
-def script_closure(path, *modules):
+def script_closure(path: str | Path, *modules: Any) -> Any:
     """As `closure`, for what the script at `path` imports, and for `modules` that it enters by name."""
     return closure(*_script(path)[1], *modules)
 
@@ -307,7 +308,7 @@ def _script(path):
 
 
 @cache
-def text_digest(*modules):
+def text_digest(*modules: Any) -> str:
     """Short hex digest of the code of `modules` (dotted names) themselves, without what they import."""
     digest = hashlib.sha256()
     for module in modules:

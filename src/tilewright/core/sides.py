@@ -1,7 +1,7 @@
 """Sizes of one side or two: of grids and of images, and as names state them."""
 
 from numbers import Integral
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -11,11 +11,11 @@ Pixels = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 SIZE = r"([1-9]\d*)(?:x([1-9]\d*))?"
 
 
-def stated(height, width):
+def stated(height: str, width: str | None) -> tuple[int, int] | int:
     """The size that the groups of `SIZE` state: an int, or ``(height, width)``."""
     return int(height) if width is None else (int(height), int(width))
 
 
-def pair(sides):
+def pair(sides: Any) -> tuple[int, int]:
     """``(rows, columns)`` of a number, which stands for both, or of a pair."""
     return (sides, sides) if isinstance(sides, Integral) else tuple(sides)

@@ -5,10 +5,15 @@ A `Checked` call is judged where it is timed: by what its last repetition, or th
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 # Fewest repetitions of any timing. Fewer have no spread worth stating.
 FEWEST = 3
@@ -39,7 +44,7 @@ class Timing:
     method: str = "wall"
 
     @property
-    def columns(self):
+    def columns(self) -> dict:
         """All fields but the method, by name, as rows of stage T5 hold them."""
         return {name: value for name, value in vars(self).items() if name != "method"}
 
@@ -52,17 +57,17 @@ class Checked:
     ``wrong``: what was said first. A time of a call with such a text is of another call than was meant.
     """
 
-    def __init__(self, call, judge):
+    def __init__(self, call: Callable, judge: Callable):
         """Nothing is called yet."""
         self.call, self.judge, self.result, self.wrong = call, judge, None, ""
 
-    def __call__(self):
+    def __call__(self) -> Any:
         """The result, which is kept until the next call: freed before that, as between the layers of a network."""
         self.result = None
         self.result = self.call()
         return self.result
 
-    def look(self, run=None):
+    def look(self, run: Callable | None = None) -> None:
         """Judge the latest result, and what a further run leaves in its place. run: the call itself, or a replay."""
         self.wrong = self.wrong or self.judge(self.result)
         if not self.wrong:
@@ -71,7 +76,7 @@ class Checked:
             self.wrong = self.judge(self.result)
 
 
-def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
+def time_call(call: Any, *, min_reps: Any, max_seconds: Any, rse_target: Any, warmups: Any = 2) -> Timing:
     """Time `call` until its mean is known to `rse_target`, after at least `min_reps` calls, or `max_seconds` are over.
 
     Up to `warmups` calls come first and are not timed: at least one, and as many as fit into `max_seconds`. `FEWEST`
@@ -88,7 +93,7 @@ def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
     return found
 
 
-def time_together(calls, *, min_reps, max_seconds, rse_target, gpu=False):
+def time_together(calls: Any, *, min_reps: Any, max_seconds: Any, rse_target: Any, gpu: Any = False) -> list[Timing]:
     """A list with the `Timing` of each of `calls`, as `time_call`. Rounds of one call each share changes of the clock.
 
     No call is warmed up. Rounds end when all means are known to `rse_target`, or after `max_seconds` a call. gpu: calls
@@ -101,7 +106,7 @@ def time_together(calls, *, min_reps, max_seconds, rse_target, gpu=False):
     return found
 
 
-def wait(x):
+def wait(x: "torch.Tensor") -> None:
     """Wait until the GPU of tensor x has finished its work. Returns at once for a tensor on the CPU."""
     import torch
 
@@ -109,7 +114,7 @@ def wait(x):
         torch.cuda.synchronize()
 
 
-def time_gpu(call, *, min_reps, max_seconds, rse_target):
+def time_gpu(call: Any, *, min_reps: Any, max_seconds: Any, rse_target: Any) -> Timing:
     """GPU time of `call`, which queues work on torch's current stream: as `time_call`, without the host's time.
 
     Calls follow each other in a CUDA graph that is replayed (`Timing.method` is ``graph``). A call that cannot be
@@ -123,7 +128,7 @@ def time_gpu(call, *, min_reps, max_seconds, rse_target):
     return found
 
 
-def time_cold(call, l2_bytes, **effort):
+def time_cold(call: Any, l2_bytes: int, **effort: Any) -> float:
     """GPU time of `call`, microseconds, with none of its data in the second-level cache, which has `l2_bytes`.
 
     The median of [overwrite a larger buffer, call] less that of overwriting alone. effort: arguments of `time_gpu`.
@@ -143,7 +148,7 @@ def time_cold(call, l2_bytes, **effort):
     return found
 
 
-def time_host(call, *, min_reps, max_seconds, rse_target):
+def time_host(call: Callable, *, min_reps: int, max_seconds: float, rse_target: float) -> tuple[float, float]:
     """``(latency_us, host_us)`` of `call` on a GPU: medians of the host's clock until the result is there, and until
     the call returns. Arguments as in `time_call`.
     """
@@ -169,7 +174,7 @@ def time_host(call, *, min_reps, max_seconds, rse_target):
 
 
 @cache
-def copy_bandwidth():
+def copy_bandwidth() -> float:
     """Bytes a second that the GPU's memory moves in a copy, reads and writes both counted. Measured once a process."""
     import torch
 
@@ -192,7 +197,7 @@ def _end(call, run=None):
         call.result = None
 
 
-def overwrite(result):
+def overwrite(result: Any) -> None:
     """Fill the memory of a result, a tensor or some of them, with what no right result holds."""
     import torch
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError
@@ -15,7 +16,7 @@ PUBLISHED = ("diffusion_pytorch_model.safetensors", *HUB_FILES)
 _LISTED = 5
 
 
-def located(path):
+def located(path: Path | str) -> Path | None:
     """The file of a checkpoint at `path`, a file or a folder as it was published; None where there is none.
 
     Of a folder it is the official file, that of diffusers, which keeps it in ``transformer``, or that of
@@ -29,7 +30,7 @@ def located(path):
     return next((file for file in found if file.exists()), None)
 
 
-def parts(path):
+def parts(path: Path | str) -> list[Path]:
     """The files that hold a model: one, or those that an index names, which stand beside it. Raises `ArtifactError`."""
     path = Path(path)
     try:
@@ -46,7 +47,7 @@ def parts(path):
     return found
 
 
-def digest(path):
+def digest(path: str | Path) -> str:
     """The first 12 digits of the SHA-256 of a file of weights; of an index, of its parts, too.
 
     Raises `OSError` and `ArtifactError`.
@@ -56,18 +57,18 @@ def digest(path):
     return (found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest())[:12]
 
 
-def head(path):
+def head(path: Path | str) -> bytes:
     """The first bytes of a file: a ``{`` begins an index, and behind eight bytes the header of safetensors."""
     with Path(path).open("rb") as stream:
         return stream.read(9)
 
 
-def damaged(path, error):
+def damaged(path: Path | str, error: Any) -> ArtifactError:
     """What `path` raises, which a reader failed at."""
     return ArtifactError(f"{path}: expected a checkpoint of tensors, found a damaged file: {error}")
 
 
-def some(names):
+def some(names: list[str]) -> str:
     """Of `names` the first few, and how many there are besides."""
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(names[:_LISTED]) + more

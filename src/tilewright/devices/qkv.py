@@ -1,6 +1,8 @@
 """The tensors that a plan is called with: what is expected of them, and which have the same layout (stage T5)."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -8,7 +10,17 @@ from tilewright.core import _internals
 from tilewright.core.errors import DeviceError, PatternError
 
 
-def check(q, k, v, *, shape, heads, head_dim, dtype, device):
+def check(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    shape: tuple[int, ...],
+    heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
     """Raise `PatternError` or `DeviceError` for tensors other than planned, or whose gradient would be lost.
 
     Planned are q [B, heads, shape[0], head_dim] and k, v [B, heads, shape[1], head_dim] of `dtype` on `device`, a
@@ -30,7 +42,7 @@ def check(q, k, v, *, shape, heads, head_dim, dtype, device):
             raise PatternError(f"{name}: this operator has no backward; call it under torch.no_grad()")
 
 
-def same_layout(*tensors):
+def same_layout(*tensors: Any) -> Callable:
     """``callable(*tensors) -> bool``: true only for tensors that `check` and a kernel treat as they treat these.
 
     They may lie elsewhere, in the same device's memory. Tensors that need a gradient match only where none is
@@ -57,7 +69,7 @@ def _told_apart(tensors):
     return found
 
 
-def empty(q, n_queries):
+def empty(q: torch.Tensor, n_queries: int) -> torch.Tensor:
     """Memory for a result [B, H, n_queries, D], the heads of a token side by side, as a network's next layer reads it.
 
     Executors return their results like this, and compilers expect it of the registered operator.
@@ -67,12 +79,12 @@ def empty(q, n_queries):
     return q.new_empty_strided((batch, heads, n_queries, head_dim), (n_queries * width, head_dim, width, 1))
 
 
-def own(out):
+def own(out: torch.Tensor) -> torch.Tensor:
     """A result as no view, which who called could not write to: torch refuses views that were made out of its sight."""
     return out.data
 
 
-def empty_like_result(x):
+def empty_like_result(x: torch.Tensor) -> Callable:
     """``callable()``: memory like that of `x`, on the current GPU as compiled code asks for it, at half the cost.
 
     As much of it as `x` has: kernels may fill rows that are longer than what is shown of them, the last one, too.

@@ -5,11 +5,12 @@ this package imports neither torch nor theirs.
 """
 
 from importlib import import_module
+from types import ModuleType
 
 _MODULES = ("diffusers", "sdpa", "timm", "transformers")
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> ModuleType:
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

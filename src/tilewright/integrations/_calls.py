@@ -6,6 +6,8 @@ noted with the memory of these, which the backward keeps.
 
 import contextlib
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -23,23 +25,23 @@ class Calls:
         # By numbers of tokens. It only grows.
         self._known = {}
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         # A copy of a model is in no call.
         return type(self), ()
 
-    def enter(self, call, n):
+    def enter(self, call: Any, n: int) -> None:
         """This thread is in `call`, of `n` tokens, from now on."""
         self._here.held, self._here.traced = call, torch.compiler.is_compiling()
         if not torch.compiler.is_compiling():
             self._here.backward = _internals.backward_number()
             self._known.setdefault(n, set()).add(call)
 
-    def now(self):
+    def now(self) -> Any:
         """The call that this thread is in, or None."""
         return getattr(self._here, "held", None)
 
     @contextlib.contextmanager
-    def inside(self, call):
+    def inside(self, call: Callable) -> Iterator[None]:
         """Context in which this thread is in `call`."""
         before = self.now()
         self._here.held = call
@@ -48,7 +50,7 @@ class Calls:
         finally:
             self._here.held = before
 
-    def begin(self, x):
+    def begin(self, x: torch.Tensor) -> None:
         """Before a block of layers: note the call with its tokens x [B, N, C], or in a backward find it there.
 
         Raises `PatternError` where it is neither there nor the only one of so many tokens.

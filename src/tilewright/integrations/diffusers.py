@@ -5,6 +5,8 @@ context ``attention_backend("tilewright")`` does. Classes that do not go through
 of diffusers 0.35, take `tilewright.integrations.sdpa.Slices.attach`.
 """
 
+from typing import Any
+
 from tilewright.core.errors import ConfigError, Unavailable
 from tilewright.integrations.sdpa import Slices
 
@@ -14,7 +16,7 @@ VERSIONS = ("0.35",)
 _ours: set[str] = set()
 
 
-def register(name="tilewright", **settings):
+def register(name: str = "tilewright", **settings: Any) -> Any:
     """Enter slices as the attention backend `name`; again, with other settings. Returns its `Slices`.
 
     settings: of `sdpa.Settings`. Raises `ConfigError` for settings, and for a name that diffusers has; `Unavailable`

@@ -8,8 +8,9 @@ causal mask, and no mask but one that leaves out the last keys of a clip, as tho
 import math
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -42,7 +43,7 @@ class Settings(slice_settings.Settings, frozen=True, forbid_unknown_fields=True)
     check: bool = False
 
     @property
-    def stated(self):
+    def stated(self) -> dict[str, Any]:
         """Keywords of `slices.predict`."""
         own = ("tokens", "first", "last", "check")
         return {name: value for name, value in super().stated.items() if name not in own}
@@ -54,7 +55,7 @@ class Slices:
     calls: how many calls went by ``"slices"``, and how many to torch for which reason.
     """
 
-    def __init__(self, **settings):
+    def __init__(self, **settings: Settings):
         """settings: of `Settings`. Raises `ConfigError`."""
         try:
             self.settings = msgspec.convert(arguments.plain(settings), Settings)
@@ -66,7 +67,17 @@ class Slices:
         # By threads, each of which has modes of its own.
         self._entered: dict[int, list[TorchFunctionMode]] = {}
 
-    def __call__(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
         """Attention of query [B, H, N, D] to key and value."""
         q, k, v = cast(query, key, value)
         reason = self._unfit(q, k, v, attn_mask, dropout_p, is_causal, scale)
@@ -111,12 +122,12 @@ class Slices:
         return None if _internals.forward_level() < 0 else "gradient"
 
     @contextmanager
-    def replacing(self):
+    def replacing(self) -> "Iterator[Slices]":
         """Context in which this takes the place of torch's function, wherever it is called from."""
         with _Replacing(self):
             yield self
 
-    def attach(self, module):
+    def attach(self, module: Any) -> Any:
         """Take the place of torch's function in calls of `module`. Returns a handle, whose ``remove()`` ends it."""
         before = module.register_forward_pre_hook(self._enter)
         # After an error, too.
@@ -166,7 +177,7 @@ def _of_keys(mask, q):
     return mask.dtype == torch.bool and mask.ndim == 4 and len(mask) in (1, len(q)) and tuple(mask.shape[1:]) == shape
 
 
-def lengths_of(mask):
+def lengths_of(mask: torch.Tensor) -> torch.Tensor:
     """How many first keys of each clip a mask [B or 1, 1, 1, N_k] leaves in, int32 [B or 1]; the host does not wait.
 
     0 where it leaves out others than the last ones: that makes every result NaN, and `SliceLists.check` tells of it.

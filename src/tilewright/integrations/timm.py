@@ -5,7 +5,7 @@ biases are timm's own. Tokens are put into plan order once, before the first spa
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from tilewright.integrations._calls import Calls
 from tilewright.nn.attention import BiasPlans, LayerBias, PairBias, Patterned
 
 
-def sparsify(model, pattern, blocks=None, *, plans=None):
+def sparsify(model: Any, pattern: Any, blocks: Any = None, *, plans: Any = None) -> Any:
     """Let the attention of a timm model attend over `pattern`. Returns a `Sparsified`; its ``remove()`` undoes it.
 
     model: a ``VisionTransformer``, ``Beit`` or ``Eva`` of timm, for images of any size that it takes itself
@@ -41,7 +41,7 @@ def sparsify(model, pattern, blocks=None, *, plans=None):
 class Sparsified:
     """A model whose attention attends over a pattern, until ``remove()``. model: timm's, changed in place."""
 
-    def __init__(self, model, attention, chosen):
+    def __init__(self, model: Any, attention: Any, chosen: Any):
         """Change `model`, which `sparsify` has checked."""
         self.model, self.attention, self.blocks = model, attention, chosen
         state = _State(attention, _keeps_order(model, chosen))
@@ -57,12 +57,12 @@ class Sparsified:
             layer._shared = () if own or shared is None else (shared,)
         _hook(model)
 
-    def remove(self):
+    def remove(self) -> None:
         """Give the model back as it was."""
         remove(self.model)
 
 
-def remove(model):
+def remove(model: torch.nn.Module) -> None:
     """Give a model that `sparsify` changed, or a copy of one, back as it was."""
     _unhook(model)
     for module in (model, *_layers(model)):
@@ -94,12 +94,12 @@ def _blank(change, own):
 class Model(_Changed):
     """A model with sparse layers."""
 
-    def forward_intermediates(self, *arguments, **named):
+    def forward_intermediates(self, *arguments: Any, **named: Any) -> Any:
         """As timm's. It returns tokens from between the blocks: they stay in timm's order."""
         with self._sparse.orders.inside(True):  # type: ignore[attr-defined]  # timm's own class has it
             return super().forward_intermediates(*arguments, **named)  # type: ignore[misc]  # timm's own class has it
 
-    def prune_intermediate_layers(self, *arguments, **named):
+    def prune_intermediate_layers(self, *arguments: Any, **named: Any) -> Any:
         """As timm's. Tokens are put back after the last block that is left."""
         _unhook(self)
         try:
@@ -117,7 +117,14 @@ class Attention(_Changed):
         replica._shared = ()
         return replica
 
-    def forward(self, x, rope=None, attn_mask=None, is_causal=False, shared_rel_pos_bias=None):
+    def forward(
+        self,
+        x: torch.Tensor,
+        rope: Any = None,
+        attn_mask: torch.Tensor | None = None,
+        is_causal: bool = False,
+        shared_rel_pos_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Tokens [B, N, C], in plan order where the call says so. Raises `PatternError` for what is not supported."""
         if attn_mask is not None or is_causal:
             raise PatternError("sparse attention: expected no mask beside the pattern, found attn_mask or is_causal")

@@ -12,6 +12,7 @@ import copy
 import functools
 import inspect
 from importlib import import_module
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +49,7 @@ _images = Calls()
 _KEYWORD = "tilewright_image"
 
 
-def register():
+def register() -> None:
     """Enter the attention ``tilewright``; again, nothing new. Raises `Unavailable` without transformers."""
     try:
         from transformers import AttentionInterface
@@ -108,7 +109,7 @@ def _taking(forward):
     return attend
 
 
-def use(model, pattern, grid=None):
+def use(model: Any, pattern: Any, grid: tuple[int, ...] | None = None) -> Any:
     """Let a model of transformers attend over `pattern`; its configuration keeps it. Returns the model.
 
     pattern: a name of `nn.patterns.NAMED`, with ``-g<special tokens>``, or ``full``; of Swin ``full`` alone, whose
@@ -149,7 +150,17 @@ def use(model, pattern, grid=None):
     return model
 
 
-def attend(module, query, key, value, attention_mask, scaling=None, dropout=0.0, is_causal=None, **others):
+def attend(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: Any = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> Any:
     """What the registry calls: query, key, value [B, H, N, D] to ``([B, N, H, D], None)``.
 
     attention_mask: an additive bias [1, H or 1, N, N] (BEiT, Swin), or None. Raises `PatternError` or `ConfigError`

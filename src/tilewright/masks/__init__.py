@@ -23,6 +23,8 @@ Contract of a member module:
 import os
 from dataclasses import replace
 from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -40,13 +42,18 @@ APART = ("tilewright.networks",)
 # At least what is held of each number of a graph while it is made.
 NUMBER_BYTES = 16
 
+if TYPE_CHECKING:
+    import numpy as np
 
-def members():
+    from tilewright.graph import Graph
+
+
+def members() -> list[ModuleType]:
     """The family modules, in the order of `NAMES`."""
     return [import_module(f"{__name__}.{name}") for name in NAMES]
 
 
-def parse(name, overrides=None):
+def parse(name: Any, overrides: Any = None) -> tuple[ModuleType, Any]:
     """Read a workload name into ``(module, params)``; `overrides` replaces or adds parameters by name.
 
     Raises `UnknownNameError` for a name of no family and `ConfigError` for an override that is unknown, of the wrong
@@ -68,7 +75,7 @@ def parse(name, overrides=None):
     raise UnknownNameError("workload", name, [module.NAMING for module in members()])
 
 
-def build(name, overrides=None):
+def build(name: str, overrides: Any = None) -> "Graph":
     """The graph of a workload, with ``meta["model"]`` its name and ``meta["params"]`` all its parameters.
 
     Raises as `parse` does, and `PatternError` or `ArtifactError` where the graph cannot be made.
@@ -88,7 +95,7 @@ def _memory_bytes():
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def size(name, overrides=None):
+def size(name: str, overrides: dict[str, str] | None = None) -> int:
     """At most how many numbers the graph of a workload holds: tokens and entries of its distinct rows.
 
     Raises as `parse` does, and `ArtifactError` where the user's file is missing.
@@ -97,7 +104,7 @@ def size(name, overrides=None):
     return module.size(params)
 
 
-def modules(name, overrides=None):
+def modules(name: str, overrides: dict[str, str] | None = None) -> tuple[str, ...]:
     """Dotted names of the modules that make the graph of a workload, for digests of code: with all they import.
 
     Raises as `parse` does.
@@ -106,7 +113,7 @@ def modules(name, overrides=None):
     return __name__, module.__name__, *(module.entered(params) if hasattr(module, "entered") else ())
 
 
-def bias_index(meta, rows, cols):
+def bias_index(meta: dict[str, Any], rows: "int | np.ndarray", cols: "int | np.ndarray") -> "np.ndarray | None":
     """Indices of (query, key) pairs in the relative-position bias of the graph of `meta`; None without bias.
 
     rows, cols: int arrays that broadcast, token ids in the model's own order (undo a reordering first).

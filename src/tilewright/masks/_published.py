@@ -11,6 +11,6 @@ MODELS = {
 }
 
 
-def workload(name):
+def workload(name: str) -> str:
     """The workload that a published model name stands for; every other name stands for itself."""
     return MODELS.get(name, name)

@@ -1,11 +1,15 @@
 """What the ready patterns share: published patterns of sparse attention, by their sizes alone, without a network."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 
 from tilewright.graph import from_distinct_rows
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -18,7 +22,15 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     head_dim: Positive = 64
 
 
-def build(family, params, rows, row_id, *, grid=None, hint=None):
+def build(
+    family: str,
+    params: Any,
+    rows: list[np.ndarray],
+    row_id: np.ndarray,
+    *,
+    grid: tuple[int, ...] | None = None,
+    hint: np.ndarray | None = None,
+) -> "Graph":
     """The graph of a ready pattern.
 
     rows: the sorted keys of rows that queries share, int arrays; row_id: int [N], the row of each query; grid: the
@@ -38,7 +50,7 @@ def build(family, params, rows, row_id, *, grid=None, hint=None):
     return from_distinct_rows(indptr, indices, row_id, len(row_id), meta=meta, row_hint=hint, col_hint=hint)
 
 
-def with_globals(n, n_global, seen):
+def with_globals(n: int, n_global: int, seen: Callable) -> tuple[list[np.ndarray], np.ndarray]:
     """``(rows, row_id)`` of `n` tokens whose first `n_global` see all and are seen by all; ``seen(token)`` are the
     sorted keys of the others."""
     everyone, first = np.arange(n), np.arange(n_global)
@@ -47,6 +59,6 @@ def with_globals(n, n_global, seen):
     return rows, np.maximum(np.arange(n) - n_global + (n_global > 0), 0)
 
 
-def band_size(n, window, n_global):
+def band_size(n: int, window: int, n_global: int) -> int:
     """At most how many numbers a graph of `with_globals` holds where a token sees `window` others."""
     return n + n * (n_global > 0) + max(0, n - n_global) * (n_global + window)

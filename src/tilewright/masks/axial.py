@@ -4,10 +4,14 @@ Ho et al., "Axial Attention in Multidimensional Transformers", 2019 (arXiv 1912.
 """
 
 import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.masks import _ready
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "axial-<height>x<width>, e.g. axial-64x64"
 
@@ -19,13 +23,13 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
     width: _ready.Positive
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     match = re.fullmatch(r"axial-(\d+)x(\d+)", name)
     return {"height": int(match[1]), "width": int(match[2])} if match else None
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The pattern, row by row; a row of the grid is a window."""
     h, w = params.height, params.width
     at = np.arange(h * w).reshape(h, w)
@@ -33,11 +37,11 @@ def graph(params):
     return _ready.build("axial", params, rows, at.ravel(), grid=(h, w), hint=at.ravel() // w)
 
 
-def sources(params):
+def sources(params: Params) -> list[str]:
     """No file of the user's."""
     return []
 
 
-def size(params):
+def size(params: Params) -> int:
     """Tokens, and a row and a column of keys for each."""
     return params.height * params.width * (params.height + params.width)

@@ -5,11 +5,15 @@ Beltagy et al., "Longformer", 2020 (arXiv 2004.05150), section 3.1. Of a window 
 
 import re
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _ready
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "band-<tokens>-w<window>-g<globals>, e.g. band-4096-w64-g16"
 
@@ -21,23 +25,23 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
     window: _ready.Positive
     n_global: _ready.Count
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.n_global > self.tokens:
             raise ConfigError(f"n_global: expected at most the {self.tokens} tokens, found {self.n_global}")
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     match = re.fullmatch(r"band-(\d+)-w(\d+)-g(\d+)", name)
     return dict(zip(("tokens", "window", "n_global"), map(int, match.groups()), strict=True)) if match else None
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The pattern in the order of the sequence."""
     return pattern("band", params)
 
 
-def pattern(family, params, gap=1, hint=None):
+def pattern(family: str, params: Params, gap: int = 1, hint: np.ndarray | None = None) -> "Graph":
     """The graph of a band, with gaps in its windows where `gap` is above 1. hint: see `_ready.build`."""
     seen = partial(_seen, params.tokens, params.window // 2, gap)
     return _ready.build(family, params, *_ready.with_globals(params.tokens, params.n_global, seen), hint=hint)
@@ -47,11 +51,11 @@ def _seen(n, reach, gap, token):
     return np.arange(token - gap * min(reach, token // gap), min(n, token + gap * reach + 1), gap)
 
 
-def sources(params):
+def sources(params: Params) -> list[str]:
     """No file of the user's."""
     return []
 
 
-def size(params):
+def size(params: Params) -> int:
     """Tokens, and the keys of each."""
     return _ready.band_size(params.tokens, params.window + 1, params.n_global)

@@ -4,11 +4,15 @@ Zaheer et al., "Big Bird", NeurIPS 2020 (arXiv 2007.14062), the internal constru
 """
 
 import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _ready
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "bigbird-<tokens>-b<block>-w<window>-r<random>-g<globals>, e.g. bigbird-4096-b64-w3-r3-g2"
 
@@ -24,7 +28,7 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
     n_global: _ready.Count
     seed: _ready.Count = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.window % 2 == 0:
             raise ConfigError(f"window: expected an odd number of blocks, found {self.window}")
         if self.tokens % self.block:
@@ -33,19 +37,19 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ConfigError(f"n_global: expected at most the {self.blocks} blocks, found {self.n_global}")
 
     @property
-    def blocks(self):
+    def blocks(self) -> int:
         """Blocks of the sequence."""
         return self.tokens // self.block
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     match = re.fullmatch(r"bigbird-(\d+)-b(\d+)-w(\d+)-r(\d+)-g(\d+)", name)
     names = "tokens", "block", "window", "n_random", "n_global"
     return dict(zip(names, map(int, match.groups()), strict=True)) if match else None
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The pattern in the order of the sequence; a block of queries is a window. Windows end with the sequence."""
     count, reach, generator = params.blocks, params.window // 2, np.random.default_rng(params.seed)
 
@@ -62,12 +66,12 @@ def graph(params):
     return _ready.build("bigbird", params, rows, row_id[own], hint=own)
 
 
-def sources(params):
+def sources(params: Params) -> list[str]:
     """No file of the user's."""
     return []
 
 
-def size(params):
+def size(params: Params) -> int:
     """Tokens, and the keys of each block of queries."""
     blocks = _ready.band_size(params.blocks, params.window + params.n_random, params.n_global)
     return params.tokens + params.block * blocks

@@ -5,6 +5,7 @@ of the networks without torch: sizes and names.
 """
 
 import re
+from typing import Any
 
 NETWORK_NAMING = "deit-<variant>-<size>[-<pruner>], e.g. deit-small-224-evit"
 
@@ -20,7 +21,7 @@ VARIANTS = {
 DEPTH, PATCH = 12, 16
 
 
-def network_fields(name):
+def network_fields(name: str) -> Any:
     """Options of the network that a name states, or None."""
     match = re.fullmatch(rf"deit-({'|'.join(VARIANTS)})-([1-9]\d*)(?:-([a-z]\w*))?", name)
     if not match:

@@ -5,10 +5,14 @@ all t from -w/2 to w/2.
 """
 
 import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.masks import _ready, band
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "dilated-<tokens>-w<window>-d<gap>-g<globals>, e.g. dilated-4096-w64-d4-g1"
 
@@ -21,13 +25,13 @@ class Params(band.Params, frozen=True, forbid_unknown_fields=True, kw_only=True)
     gap: _ready.Positive
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     match = re.fullmatch(r"dilated-(\d+)-w(\d+)-d(\d+)-g(\d+)", name)
     return dict(zip(("tokens", "window", "gap", "n_global"), map(int, match.groups()), strict=True)) if match else None
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The pattern in the order of the sequence; tokens of one remainder by the gap belong together."""
     at = np.arange(params.tokens)
     return band.pattern("dilated", params, params.gap, hint=np.where(at < params.n_global, -1, at % params.gap))

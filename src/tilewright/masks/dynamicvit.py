@@ -9,7 +9,7 @@ Tokens: the class token first, then the patches, row by row.
 """
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -56,34 +56,34 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gate: Literal["threshold-l2", "predictor"] = "threshold-l2"
     weights: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.patch > self.resolution:
             raise ConfigError(f"patch: expected at most the resolution {self.resolution}, found {self.patch}")
         if self.gate == "predictor" and self.weights is None:
             raise ConfigError("gate predictor: expected an official checkpoint as `weights`, found none")
 
     @property
-    def side(self):
+    def side(self) -> int:
         """Patches along a side: a strided convolution drops what is left over."""
         return self.resolution // self.patch
 
     @property
-    def kept(self):
+    def kept(self) -> list[int]:
         """Patches kept after each pruning."""
         return kept(self.side, self.keep_ratio)
 
 
-def kept(side, keep_ratio):
+def kept(side: int, keep_ratio: float) -> list[int]:
     """Of side x side patches those kept after each pruning, as the public code rounds them."""
     return kept_of(side**2, keep_ratio)
 
 
-def kept_of(patches, keep_ratio):
+def kept_of(patches: int, keep_ratio: float) -> list[int]:
     """Of so many patches those kept after each pruning."""
     return [int(patches * keep_ratio**time) for time in (1, 2, 3)]
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     variants = "|".join([*VARIANTS, *ALIASES])
     match = re.fullmatch(rf"dynamicvit-({variants})-(\d+)(?:-p(\d+))?(?:-b([123]))?", name)
@@ -94,7 +94,7 @@ def fields(name):
     return stated | ({"patch": int(patch)} if patch else {}) | ({"prune": int(prune)} if prune else {})
 
 
-def network_fields(name):
+def network_fields(name: str) -> Any:
     """Options of the network that a name states, or None."""
     match = re.fullmatch(rf"dynamicvit-({'|'.join([*VARIANTS, *ALIASES])})-([1-9]\d*)(?:-p([1-9]\d*))?", name)
     if not match:
@@ -104,7 +104,7 @@ def network_fields(name):
     return stated | ({"patch": int(patch)} if patch else {})
 
 
-def keep(params):
+def keep(params: Params) -> np.ndarray:
     """Sorted token ids (int32, the class token 0 included) that are kept after ``params.prune`` prunings."""
     return np.concatenate(([0], 1 + np.sort(_gates.kept(params)))).astype(np.int32)
 
@@ -115,7 +115,7 @@ def _counts(params):
     return n_tokens, n_kept, n_kept + (n_tokens - n_kept) * (n_kept + 1)
 
 
-def graph(params):
+def graph(params: Params) -> Graph:
     """The exact pattern of training: one row shared by all kept tokens, and one for each pruned token, which also sees
     itself.
 
@@ -159,17 +159,17 @@ def graph(params):
     return Graph(indptr, indices, row_id, n_tokens, meta, hint, hint)
 
 
-def sources(params):
+def sources(params: Params) -> list[str]:
     """The image, when it is the user's, and the checkpoint."""
     return [*_gates.own_image(params), *([params.weights] if params.weights else [])]
 
 
-def entered(params):
+def entered(params: Params) -> list[str]:
     """The gate."""
     return [_gates.module(params)]
 
 
-def size(params):
+def size(params: Params) -> int:
     """Tokens and entries of the distinct rows: one of the kept tokens, and one for each pruned token."""
     n_tokens, _, entries = _counts(params)
     return n_tokens + entries

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.graph import read_mask
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "file-<label> with the parameter path, e.g. file-mine"
 
@@ -21,13 +24,13 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head_dim: Annotated[int, msgspec.Meta(ge=1)] = 64
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     family, _, label = name.partition("-")
     return {"label": label} if family == "file" and label else None
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The pattern in the file, with the window hints of a graph file. Raises `ArtifactError` and `PatternError`."""
     pattern = read_mask(params.path)
     if pattern.row_order is not None:
@@ -44,12 +47,12 @@ def graph(params):
     return replace(pattern, meta=meta)
 
 
-def sources(params):
+def sources(params: Params) -> list[str]:
     """The mask itself."""
     return [params.path]
 
 
-def size(params):
+def size(params: Params) -> int:
     """As many as the file has bytes: what it holds is not known before it is read. Raises `ArtifactError`."""
     # ASSUME: a byte for each entry; a dense mask has more bytes, a compressed matrix of regular rows may have fewer.
     try:

@@ -6,11 +6,15 @@ published model has exactly this one. It is what one tile and one split do not s
 """
 
 import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _ready, band
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "mix-<tokens>-w<window>-k<kept>-r<random>-g<globals>, e.g. mix-4096-w64-k512-r48-g16"
 
@@ -29,20 +33,20 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
     n_global: _ready.Count
     seed: _ready.Count = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("kept", "n_random", "n_global"):
             if (found := getattr(self, name)) > self.tokens:
                 raise ConfigError(f"{name}: expected at most the {self.tokens} tokens, found {found}")
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     match = re.fullmatch(r"mix-(\d+)-w(\d+)-k(\d+)-r(\d+)-g(\d+)", name)
     names = "tokens", "window", "kept", "n_random", "n_global"
     return dict(zip(names, map(int, match.groups()), strict=True)) if match else None
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The pattern in the order of the sequence."""
     n, reach, generator = params.tokens, params.window // 2, np.random.default_rng(params.seed)
     kept = np.sort(generator.choice(n, params.kept, replace=False))
@@ -58,7 +62,7 @@ def graph(params):
     return _ready.build("mix", params, *_ready.with_globals(n, params.n_global, seen))
 
 
-def size(params):
+def size(params: Params) -> int:
     """Tokens, and the keys of each."""
     most = max(params.window, params.kept, params.n_random) + 1
     return _ready.band_size(params.tokens, most, params.n_global)

@@ -6,13 +6,16 @@ so that a share k^-e of the tokens has the degree k.
 """
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _ready, band
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "powerlaw-<tokens>-d<degree>-e<exponent>, e.g. powerlaw-4096-d32-e2.5"
 
@@ -28,18 +31,18 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
     exponent: Annotated[float, msgspec.Meta(gt=2)]
     seed: _ready.Count = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.degree > self.tokens:
             raise ConfigError(f"degree: expected at most the {self.tokens} tokens, found {self.degree}")
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     match = re.fullmatch(r"powerlaw-(\d+)-d(\d+)-e(\d+(?:\.\d+)?)", name)
     return {"tokens": int(match[1]), "degree": int(match[2]), "exponent": float(match[3])} if match else None
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The pattern, with the tokens in no order; each sees itself, and pairs see each other."""
     n, generator = params.tokens, np.random.default_rng(params.seed)
     weight = (generator.permutation(n) + 1.0) ** (-1 / (params.exponent - 1))
@@ -53,6 +56,6 @@ def _pairs(params):
     return params.tokens * params.degree // 2
 
 
-def size(params):
+def size(params: Params) -> int:
     """Tokens, themselves as keys, and both ends of each pair."""
     return 2 * params.tokens + 2 * _pairs(params)

@@ -9,7 +9,7 @@ regionals, row by row, then the locals, row by row.
 import math
 import re
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -17,6 +17,9 @@ import numpy as np
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.graph import from_distinct_rows
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "regionvit-<variant>-<resolution>[-w14][-p<patch>]-s<stage>[-windows], e.g. regionvit-tiny-224-s1"
 NETWORK_NAMING = "regionvit-<variant>-<size or height x width>[-w14][-peg], e.g. regionvit-tiny-224"
@@ -40,7 +43,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     part: Literal["all", "windows"] = "all"
     head_dim: Annotated[int, msgspec.Meta(ge=1)] = HEAD_DIM
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.patch > self.resolution:
             raise ConfigError(f"patch: expected at most the resolution {self.resolution}, found {self.patch}")
         if self.part == "windows" and self.side % self.window:
@@ -48,14 +51,14 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"windows: expected {self.side} tokens a side to be a multiple of {self.window}")
 
     @property
-    def side(self):
+    def side(self) -> int:
         """Local tokens along a side: the patch size, then each later stage (3 x 3, stride 2), divides and rounds up."""
         # ASSUME: rounded up at every patch size, as the three-layer stem does; the one-layer stem rounds down where 4
         # does not divide the resolution.
         return _ceil(self.resolution, self.patch << (self.stage - 1))
 
     @property
-    def regions(self):
+    def regions(self) -> int:
         """Regional tokens along a side."""
         return _ceil(self.resolution, self.patch * self.window << (self.stage - 1))
 
@@ -64,7 +67,7 @@ def _ceil(a, b):
     return -(-a // b)
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     match = re.fullmatch(rf"regionvit-({'|'.join(HEADS)})-(\d+)(-w14)?(?:-p(\d+))?-s([1-4])(-windows)?", name)
     if not match:
@@ -75,7 +78,7 @@ def fields(name):
     return stated | ({"patch": int(patch)} if patch else {}) | ({"part": "windows"} if windowed else {})
 
 
-def network_fields(name):
+def network_fields(name: str) -> Any:
     """Options of the network that a name states, or None. Suffixes may also stand before the size, as published."""
     suffixes = "(-w14)?(-peg)?"
     match = re.fullmatch(rf"regionvit-({'|'.join(HEADS)}){suffixes}-{sides.SIZE}{suffixes}", name)
@@ -86,7 +89,7 @@ def network_fields(name):
     return stated | ({"window": 14} if wide or wide_after else {}) | ({"peg": True} if peg or peg_after else {})
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The exact pattern: one distinct row for each regional token and one for the locals of each window."""
     n, r, w = params.side, params.regions, params.window
     meta = {
@@ -126,7 +129,7 @@ def graph(params):
     )
 
 
-def windows(side, regions, window):
+def windows(side: Any, regions: Any, window: Any) -> "Graph":
     """The pattern of the windows alone: each region's token with its locals.
 
     side, regions: tokens along a side of the local and of the regional grid, or ``(rows, columns)`` of each.
@@ -165,7 +168,7 @@ def windows(side, regions, window):
     )
 
 
-def places(side, regions, window):
+def places(side: int | tuple[int, int], regions: int | tuple[int, int], window: int) -> np.ndarray:
     """Row and column, int64 [2, N - R], of the tokens of `windows` that follow its R regional tokens.
 
     side, regions: as `windows` takes them.
@@ -195,7 +198,7 @@ def _members(grid, regions, w):
     return region.ravel(), [first + np.add.outer(columns * y, x).ravel() for y in down for x in across]
 
 
-def bias_index(params, rows, cols):
+def bias_index(params: Params, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Index of each (query, key) pair in a head's bias: ``rel_pos`` [(2w-1)^2], then the entry of pairs without bias.
 
     Only pairs of local tokens in one window carry a bias.
@@ -207,7 +210,7 @@ def bias_index(params, rows, cols):
     return np.where(biased, offset_index(ky - qy, kx - qx, w), (2 * w - 1) ** 2)
 
 
-def offset_index(dy, dx, window):
+def offset_index(dy: Any, dx: Any, window: int) -> Any:
     """Index in ``rel_pos`` of key minus query within a window, for arrays and tensors of whole numbers.
 
     The published index is ``[dy + w//2, dx + w//2]`` with negative values counted from the end, which is a bijection of
@@ -217,12 +220,12 @@ def offset_index(dy, dx, window):
     return (dy + window // 2) % width * width + (dx + window // 2) % width
 
 
-def sources(params):
+def sources(params: Params) -> list[str]:
     """No file is read."""
     return []
 
 
-def size(params):
+def size(params: Params) -> int:
     """Tokens and entries of the distinct rows: of each region a row for its token and one for its locals."""
     regions, local = params.regions**2, params.side**2
     entries = regions + local if params.part == "windows" else regions * regions + regions + 2 * local

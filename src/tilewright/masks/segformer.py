@@ -6,7 +6,7 @@ and names.
 """
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tilewright.core import sides
 
@@ -38,7 +38,7 @@ MLP_RATIO = 4
 LEAST = 32
 
 
-def network_fields(name):
+def network_fields(name: str) -> dict | None:
     """Options of the network that a name states, or None."""
     match = re.fullmatch(rf"segformer-({'|'.join(VARIANTS)})-{sides.SIZE}", name)
     if not match:
@@ -46,7 +46,7 @@ def network_fields(name):
     return {"variant": match[1], "image_size": sides.stated(match[2], match[3])}
 
 
-def grids(pixels):
+def grids(pixels: Any) -> list[tuple[int, int]]:
     """Rows and columns of tokens of the four stages, for images of ``(height, width)`` pixels."""
     found = []
     for patch, stride in zip(PATCHES, STRIDES, strict=True):

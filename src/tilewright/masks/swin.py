@@ -6,13 +6,16 @@ what comes from opposite edges apart. Here stand also the names and sizes of its
 """
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _ready
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "swin-<side>-w<window>[-shift], e.g. swin-56-w7-shift"
 NETWORK_NAMING = "swin-<tiny|small|base>-<size or height x width>, e.g. swin-tiny-512"
@@ -45,18 +48,18 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
     window: _ready.Positive
     shift: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.side % self.window:
             raise ConfigError(f"side: expected a multiple of the window of {self.window}, found {self.side}")
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     match = re.fullmatch(r"swin-(\d+)-w(\d+)(-shift)?", name)
     return {"side": int(match[1]), "window": int(match[2]), "shift": match[3] is not None} if match else None
 
 
-def network_fields(name):
+def network_fields(name: str) -> dict | None:
     """Options of the network that a name states, or None."""
     match = re.fullmatch(rf"swin-({'|'.join(VARIANTS)})-{sides.SIZE}", name)
     if not match:
@@ -64,7 +67,7 @@ def network_fields(name):
     return {"variant": match[1], "image_size": sides.stated(match[2], match[3])}
 
 
-def grids(pixels):
+def grids(pixels: tuple[int, int]) -> Any:
     """Rows and columns of tokens of the four stages, for images of ``(height, width)`` pixels."""
     found = [tuple(-(-side // PATCH) for side in pixels)]
     for _ in range(3):
@@ -72,14 +75,14 @@ def grids(pixels):
     return found
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The pattern, row by row of the grid."""
     n = params.side
     rows, window = partition((n, n), params.window, params.window // 2 * params.shift)
     return _ready.build("swin", params, rows, window, grid=(n, n), hint=window)
 
 
-def partition(grid, window, shift):
+def partition(grid: Any, window: int, shift: int) -> tuple[list[np.ndarray], np.ndarray]:
     """``(rows, number)``: the tokens of each window, and each token's window, of a grid of whole windows, shifted."""
     parts = []
     for n in grid:
@@ -94,11 +97,11 @@ def partition(grid, window, shift):
     return [np.flatnonzero(number == each) for each in range(len(first))], number
 
 
-def sources(params):
+def sources(params: Params) -> list[str]:
     """No file of the user's."""
     return []
 
 
-def size(params):
+def size(params: Params) -> int:
     """Tokens, and each of them in one window."""
     return 2 * params.side**2

@@ -5,7 +5,7 @@ that padding is seen (sources: `tilewright.masks.swin`, which has windows over a
 """
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -14,6 +14,9 @@ from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.graph import from_distinct_rows
 from tilewright.masks import swin
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "swin-<tiny|small|base>-<size or height x width>-s<stage>[-shifted], e.g. swin-tiny-512-s1"
 
@@ -31,25 +34,25 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shifted: bool = False
     head_dim: Annotated[int, msgspec.Meta(ge=1)] = HEAD_DIM
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.variant not in swin.VARIANTS:
             raise ConfigError(f"variant: expected one of {', '.join(swin.VARIANTS)}, found {self.variant!r}")
         if min(self.pixels) < swin.LEAST:
             raise ConfigError(f"resolution: expected at least {swin.LEAST} pixels a side, found {self.resolution}")
 
     @property
-    def pixels(self):
+    def pixels(self) -> tuple[int, int]:
         """Height and width of images."""
         return sides.pair(self.resolution)
 
     @property
-    def grid(self):
+    def grid(self) -> Any:
         """Rows and columns of tokens, those of whole windows."""
         grid = swin.grids(self.pixels)[self.stage - 1]
         return tuple(-(-side // swin.WINDOW) * swin.WINDOW for side in grid)
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     match = re.fullmatch(rf"swin-({'|'.join(swin.VARIANTS)})-{sides.SIZE}-s([1-4])(-shifted)?", name)
     if not match:
@@ -59,7 +62,7 @@ def fields(name):
     return {"variant": variant, "resolution": resolution, "stage": int(stage), "shifted": shifted is not None}
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The exact pattern: a distinct row for each window; shifted, those at the edges are smaller."""
     rows, number = swin.partition(params.grid, swin.WINDOW, swin.WINDOW // 2 * params.shifted)
     meta = {
@@ -90,7 +93,7 @@ def graph(params):
     )
 
 
-def bias_index(params, rows, cols):
+def bias_index(params: Params, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Index of each (query, key) pair in ``relative_position_bias_table`` [13^2], then the entry of pairs that do not
     see each other."""
     rows, cols = np.broadcast_arrays(rows, cols)
@@ -101,11 +104,11 @@ def bias_index(params, rows, cols):
     return np.where(number[rows] == number[cols], index, (2 * most + 1) ** 2)
 
 
-def sources(params):
+def sources(params: Params) -> list[str]:
     """No file is read."""
     return []
 
 
-def size(params):
+def size(params: Params) -> int:
     """Tokens, and each of them in one window."""
     return 2 * params.grid[0] * params.grid[1]

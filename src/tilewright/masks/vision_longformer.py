@@ -10,7 +10,7 @@ Tokens: the globals first, then the grid, row by row.
 """
 
 import re
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -18,6 +18,9 @@ import numpy as np
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.graph import from_distinct_rows
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "vil-<variant>-<resolution>[-p<patch>]-s<stage>[-exact|-cyclic], e.g. vil-tiny-224-s1"
 NETWORK_NAMING = "vil-<variant>-<size or height x width>[-relative][-exact|-cyclic], e.g. vil-tiny-224"
@@ -45,7 +48,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["chunk", "exact", "cyclic"] = "chunk"
     window: Annotated[int, msgspec.Meta(ge=3)] = 15
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.window % 2 == 0:
             raise ConfigError(f"window: expected an odd number of tokens, found {self.window}")
         if self.stage not in SPARSE_STAGES and (self.mode, self.window) != ("chunk", 15):
@@ -59,22 +62,22 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     @property
-    def side(self):
+    def side(self) -> int:
         """Tokens along a side of the grid: strided convolutions drop what is left over."""
         return self.resolution // self.patch >> (self.stage - 1)
 
     @property
-    def radius(self):
+    def radius(self) -> int:
         """The published f: reach of the window and side of a chunk."""
         return self.window // 2
 
     @property
-    def n_global(self):
+    def n_global(self) -> int:
         """Global tokens of the stage."""
         return GLOBALS[self.stage - 1]
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     match = re.fullmatch(rf"vil-({'|'.join(STAGES)})-(\d+)(?:-p(\d+))?-s([1-4])(?:-(exact|cyclic))?", name)
     if not match:
@@ -84,7 +87,7 @@ def fields(name):
     return stated | ({"patch": int(patch)} if patch else {}) | ({"mode": mode} if mode else {})
 
 
-def network_fields(name):
+def network_fields(name: str) -> Any:
     """Options of the network that a name states, or None."""
     match = re.fullmatch(rf"vil-({'|'.join(STAGES)})-{sides.SIZE}(?:-(relative))?(?:-(exact|cyclic))?", name)
     if not match:
@@ -94,7 +97,7 @@ def network_fields(name):
     return stated | ({"position": position} if position else {}) | ({"window_mode": mode} if mode else {})
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The exact pattern; chunk modes hold one row for each chunk, so that images of 4096 pixels a side take seconds."""
     heads, dim = STAGES[params.variant][params.stage - 1]
     n, g, f = params.side, params.n_global, params.radius
@@ -122,7 +125,15 @@ def graph(params):
     return pattern(n, g, f, mode, meta=meta)
 
 
-def pattern(side, n_global, radius, mode, *, padding=0, meta=None):
+def pattern(
+    side: tuple[int, int] | int,
+    n_global: int,
+    radius: int,
+    mode: str,
+    *,
+    padding: int = 0,
+    meta: dict[str, Any] | None = None,
+) -> "Graph":
     """The pattern of a stage by its geometry: `n_global` tokens and a grid of `side` x `side` or ``(rows, columns)``.
 
     mode: of `Params.mode`, or ``full``. padding: rows and columns of zeros behind the grid, as tokens of their own; the
@@ -175,7 +186,7 @@ def _squares(height, width):
     return (4 * tile + 2 * (y % 8 // 4) + x % 8 // 4).ravel()
 
 
-def bias_index(params, rows, cols):
+def bias_index(params: Params, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Index of each (query, key) pair in a head's bias, laid out as the published tables, one after the other.
 
     ``local_relative_position_bias_table`` [(4f-1)^2] by offset query minus key (``relative_position_bias_table``
@@ -188,7 +199,9 @@ def bias_index(params, rows, cols):
     return bias_index_at(np.where, (params.side, params.side), params.n_global, reach, chunk, rows, cols)
 
 
-def bias_index_at(where, grid, n_global, reach, chunk, rows, cols):
+def bias_index_at(
+    where: Any, grid: tuple[int, int], n_global: int, reach: int, chunk: int | None, rows: np.ndarray, cols: np.ndarray
+) -> np.ndarray:
     """`bias_index` by the geometry of a stage, for arrays or tensors: ``where`` is numpy's or torch's.
 
     grid: its rows and columns, padding included. reach: 2f in the sparse stages, the side of the square grid in the
@@ -211,12 +224,12 @@ def bias_index_at(where, grid, n_global, reach, chunk, rows, cols):
     return where(rows < g, of_global, where(cols < g, size + cols, local))
 
 
-def sources(params):
+def sources(params: Params) -> list[str]:
     """No file is read."""
     return []
 
 
-def size(params):
+def size(params: Params) -> int:
     """Tokens and entries of the distinct rows: one for each pair of spans of coordinates, and one of the globals where
     the others do not see everything anyway."""
     mode = params.mode if params.stage in SPARSE_STAGES else "full"

@@ -6,7 +6,7 @@ known of the networks without torch: sizes and names.
 """
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NETWORK_NAMING = "wan-<1.3b|14b|tiny>-<480p|720p>-<frames>f, e.g. wan-1.3b-480p-81f"
 
@@ -39,17 +39,17 @@ RESOLUTIONS = {"480p": (480, 832), "720p": (720, 1280)}
 SHIFTS = {"480p": 3.0, "720p": 5.0}
 
 
-def network_fields(name):
+def network_fields(name: str) -> Any:
     """Options of the network that a name states, or None."""
     match = re.fullmatch(rf"wan-({'|'.join(map(re.escape, VARIANTS))})-({'|'.join(RESOLUTIONS)})-([1-9]\d*)f", name)
     return {"variant": match[1], "resolution": match[2], "frames": int(match[3])} if match else None
 
 
-def latent_shape(frames, height, width):
+def latent_shape(frames: int, height: int, width: int) -> tuple[int, ...]:
     """``(channels, frames, rows, columns)`` of the latents of a clip in frames and pixels."""
     return CHANNELS, (frames - 1) // STRIDE[0] + 1, height // STRIDE[1], width // STRIDE[2]
 
 
-def grid(latents):
+def grid(latents: tuple[int, ...]) -> Any:
     """Frames, rows and columns of tokens of latents of the shape ``(..., frames, rows, columns)``."""
     return tuple(size // patch for size, patch in zip(latents[-3:], PATCH, strict=True))

@@ -5,11 +5,15 @@ As the exact windows of images, with a third axis; compare Hassani et al., "Neig
 """
 
 import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _ready
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 NAMING = "window3d-<frames>x<height>x<width>-w<frames>x<height>x<width>, e.g. window3d-8x16x16-w3x7x7"
 
@@ -23,12 +27,12 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
     grid: tuple[_ready.Positive, _ready.Positive, _ready.Positive]
     window: tuple[_ready.Positive, _ready.Positive, _ready.Positive]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if any(w % 2 == 0 for w in self.window):
             raise ConfigError(f"window: expected odd numbers of tokens, found {'x'.join(map(str, self.window))}")
 
 
-def fields(name):
+def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     match = re.fullmatch(r"window3d-(\d+)x(\d+)x(\d+)-w(\d+)x(\d+)x(\d+)", name)
     if not match:
@@ -37,7 +41,7 @@ def fields(name):
     return {"grid": numbers[:3], "window": numbers[3:]}
 
 
-def graph(params):
+def graph(params: Params) -> "Graph":
     """The pattern, frame by frame and row by row; tokens of a small box belong together."""
     (t, h, w), reach = params.grid, [size // 2 for size in params.window]
     at = np.arange(t * h * w).reshape(params.grid)
@@ -48,12 +52,12 @@ def graph(params):
     return _ready.build("window3d", params, rows, at.ravel(), grid=params.grid, hint=hint)
 
 
-def sources(params):
+def sources(params: Params) -> list[str]:
     """No file of the user's."""
     return []
 
 
-def size(params):
+def size(params: Params) -> int:
     """Tokens, and the keys of each."""
     tokens, (a, b, c) = int(np.prod(params.grid)), (min(*pair) for pair in zip(params.grid, params.window, strict=True))
     return tokens * (1 + a * b * c)

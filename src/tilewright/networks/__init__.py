@@ -26,6 +26,7 @@ package does not import torch.
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -34,13 +35,18 @@ from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.core.registry import member
 from tilewright.networks._plans import Plans
 
+if TYPE_CHECKING:
+    import torch
+
+    from tilewright.networks.wan import Network
+
 NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit", "segformer", "swin")
 VIDEO = ("wan",)
 # Of a side of images. ASSUME: as `core.flags.pixels`.
 MOST_PIXELS = 65536
 
 
-def parse(name, overrides=None):
+def parse(name: str, overrides=None):
     """Read a network's name into ``(family, options)``, as `create` takes them; `overrides` replaces or adds options.
 
     Raises `UnknownNameError` for a name of no family; options are checked by `create`.
@@ -48,7 +54,7 @@ def parse(name, overrides=None):
     return _parsed("network", name, overrides, NAMES)
 
 
-def parse_video(name, overrides=None):
+def parse_video(name: str, overrides: dict[str, int] | None = None) -> tuple[str, dict[str, Any]]:
     """As `parse`, for the names of `VIDEO` networks, such as ``wan-1.3b-480p-81f``."""
     return _parsed("video network", name, overrides, VIDEO)
 
@@ -74,7 +80,16 @@ def _exchanged(module):
 
 
 def create(
-    family, *, variant, image_size=224, checkpoint=None, attention=None, plans=None, batching=None, seed=0, **options
+    family,
+    *,
+    variant: str,
+    image_size: int = 224,
+    checkpoint=None,
+    attention=None,
+    plans=None,
+    batching=None,
+    seed: int = 0,
+    **options,
 ):
     """Build a network in evaluation mode; ``network.weights`` is the file of its weights, None for random ones.
 
@@ -110,7 +125,16 @@ def create(
     return network
 
 
-def create_video(name, *, checkpoint=None, attention="dense", settings=None, order=None, seed=0, **options):
+def create_video(
+    name: str,
+    *,
+    checkpoint=None,
+    attention: str = "dense",
+    settings: dict[str, Any] | None = None,
+    order: str | None = None,
+    seed: int = 0,
+    **options,
+) -> "Network":
     """Build a network of `VIDEO` in evaluation mode; ``network.weights`` is the file of its weights, None for random.
 
     name: such as ``wan-1.3b-480p-81f``. checkpoint: an official or a diffusers file (``.safetensors``, ``.pth``, or the
@@ -125,7 +149,7 @@ def create_video(name, *, checkpoint=None, attention="dense", settings=None, ord
     return _built(module, checkpoint, seed, _options(module, family, stated), attention, settings, order)
 
 
-def sequence_parallel(network, group=None):
+def sequence_parallel(network: "torch.nn.Module", group=None):
     """This very video network, its weights shared, with the tokens of a clip shared out among processes.
 
     group: a process group of torch.distributed, None for the default one. Each rank is given the same latents, time and
@@ -139,7 +163,7 @@ def sequence_parallel(network, group=None):
     return import_module(f"{__name__}._sequence_parallel").shared(network, group)
 
 
-def choose_kernels(network, images, paths=(None,), *, anew=False):
+def choose_kernels(network: "torch.nn.Module", images: "torch.Tensor", paths=(None,), *, anew: bool = False):
     """Choose, for each operator that paths of a network of maps run on such images, the fastest kernel that is right.
 
     paths: or their texts; None is the full one. Those of other scales or levels have operators of other sizes, for
@@ -225,7 +249,7 @@ def _chosen(module, family, stated):
     return name
 
 
-def check_images(images, size):
+def check_images(images: "torch.Tensor", size) -> None:
     """Raise `PatternError` unless `images` is a floating tensor [B ≥ 1, 3, H, W]; size: of both, or (H, W)."""
     import torch
 

@@ -19,7 +19,7 @@ class Captured:
     call, after each pruning; what they hold is overwritten as logits are.
     """
 
-    def __init__(self, network, capacities):
+    def __init__(self, network: torch.nn.Module, capacities):
         """capacities: tokens of a batch that graphs are made for; a call takes the least that is enough.
 
         Raises `PatternError` for none, or one below 1.
@@ -31,7 +31,7 @@ class Captured:
         self.layouts: Sequence = ()
 
     @torch.inference_mode()
-    def __call__(self, images, capacity=None):
+    def __call__(self, images: torch.Tensor, capacity: int | None = None):
         """Logits [B, num_classes] of images [B, 3, R, R], in memory that the next such call overwrites on a GPU.
 
         capacity: most tokens that the images keep, as `deit.Network.forward` counts them; None: the largest there is.
@@ -50,7 +50,7 @@ class Captured:
         graph.replay()
         return logits
 
-    def check(self):
+    def check(self) -> None:
         """Raise `PatternError` when the last call's images kept more than its capacity. Waits for the device."""
         for layout in self.layouts:
             layout.check()

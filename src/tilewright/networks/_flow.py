@@ -3,6 +3,8 @@
 A point of the line is ``(1 - sigma) clean + sigma noise``, and its velocity ``noise - clean`` is what a network learns.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from tilewright.core.errors import ConfigError
@@ -11,7 +13,7 @@ from tilewright.core.errors import ConfigError
 SCALE = 1000.0
 
 
-def sigmas(steps, shift):
+def sigmas(steps: int, shift: float) -> torch.Tensor:
     """Shares of noise from 1 to 0 in `steps` steps, float64 [steps + 1]; `shift` above 1 keeps longer to much noise.
 
     The shift is that of Esser et al., arXiv 2403.03206, section 5.3.2. Raises `ConfigError`.
@@ -23,18 +25,18 @@ def sigmas(steps, shift):
     return shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64, device="cpu"), shift)
 
 
-def shifted(sigma, shift):
+def shifted(sigma: torch.Tensor, shift: float) -> torch.Tensor:
     """Shares of noise, moved towards 1 by a `shift` above 1."""
     return shift * sigma / (1 + (shift - 1) * sigma)
 
 
-def noised(clean, noise, sigma):
+def noised(clean, noise: torch.Tensor, sigma):
     """The point of the line and its velocity; sigma: [B], for tensors [B, ...]."""
     sigma = sigma.view(-1, *(1,) * (clean.ndim - 1))
     return torch.lerp(clean, noise, sigma), noise - clean
 
 
-def euler(velocity, noise, sigmas):
+def euler(velocity: Callable, noise: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
     """Follow ``velocity(x, sigma, step)`` from noise at ``sigmas[0]`` to ``sigmas[-1]``, in the type of `noise`."""
     x = noise
     for step, (sigma, following) in enumerate(zip(sigmas.tolist()[:-1], sigmas.tolist()[1:], strict=True)):
@@ -42,7 +44,7 @@ def euler(velocity, noise, sigmas):
     return x
 
 
-def guided(network, text, negative, guidance):
+def guided(network: torch.nn.Module, text, negative, guidance) -> tuple[Callable, int]:
     """``velocity(x, sigma, step)`` of a network with classifier-free guidance, and the passes of a step.
 
     text, negative: prompts as the network takes them. guidance: how many times the step from `negative` to `text` is

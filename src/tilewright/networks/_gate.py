@@ -1,14 +1,19 @@
 """The gate `predictor` of DynamicViT, see `masks._gates`: the network itself, with an official checkpoint."""
 
+from typing import TYPE_CHECKING
+
 from tilewright.core.errors import ConfigError
 from tilewright.masks import dynamicvit
 from tilewright.masks._gates import _checkpoint, pixels
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # `networks.create` enters the family by its name.
 ENTERED = ("tilewright.networks.dynamicvit",)
 
 
-def kept(params):
+def kept(params: dynamicvit.Params) -> "np.ndarray":
     """Ids of the patches (int64, ascending) that the network of `params` keeps after ``params.prune`` prunings.
 
     Raises `ConfigError` for a checkpoint of another network or patch size, `ArtifactError` for one that is incomplete.
@@ -19,7 +24,7 @@ def kept(params):
 
     width = dynamicvit.VARIANTS[params.variant][0]
     path = params.weights
-    state = _checkpoint.read(path)
+    state = _checkpoint.read(path)  # type: ignore[arg-type]  # a gate without weights is not made here
     lvvit = "patch_embed.conv1.weight" in state
     if lvvit != params.variant.startswith("lvvit"):
         raise ConfigError(

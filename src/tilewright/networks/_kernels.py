@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @torch.inference_mode()
-def choose(network, images, paths, anew):
+def choose(network: nn.Module, images: torch.Tensor, paths, anew: bool):
     """See `networks.choose_kernels`."""
     operators = getattr(network, "operators", None)
     if operators is None:

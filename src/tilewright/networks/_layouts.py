@@ -17,6 +17,8 @@ Both layouts offer
 None but `check` waits for the device.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -44,22 +46,22 @@ class _Once:
 class Rectangle:
     """Tokens [B, L, C], those of an image first. lengths: int64 [B], or None where all positions hold one."""
 
-    def __init__(self, n_batch, length, device, lengths=None):
+    def __init__(self, n_batch: int, length: int, device: torch.device, lengths: torch.Tensor | None = None):
         """Lay out `n_batch` images of up to `length` tokens on `device`."""
         self.n_batch, self.length, self.device, self.lengths = n_batch, length, device, lengths
-        self._mask = None
+        self._mask: Any = None
 
     @_Once
-    def valid(self):
+    def valid(self) -> torch.Tensor:
         """See the module."""
         return _valid(self.n_batch, self.length, self.device, self.lengths)
 
-    def attend(self, q, k, v):
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See the module; positions without a token are masked."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=self.additive(q)).transpose(1, 2)
 
-    def additive(self, like):
+    def additive(self, like: torch.Tensor) -> torch.Tensor:
         """Mask [B, 1, 1, L] of the type of `like`, made in the first layer; None where all positions hold a token."""
         if self._mask is None and self.lengths is not None:
             shape = self.n_batch, 1, 1, -(-self.length // ALIGNED) * ALIGNED
@@ -67,28 +69,28 @@ class Rectangle:
             self._mask = mask.masked_fill_(~self.valid[:, None, None], -torch.inf)
         return self._mask
 
-    def padded(self, x):
+    def padded(self, x: torch.Tensor) -> torch.Tensor:
         """See the module."""
         return x
 
-    def put(self, x, position, y):
+    def put(self, x: torch.Tensor, position: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """See the module."""
         return _put(x, position, y)
 
-    def pack(self, x, keep, capacity):
+    def pack(self, x: torch.Tensor, keep: torch.Tensor, capacity: int | None) -> ragged.Packing:
         """See the module."""
         return ragged.pack(keep, capacity, x)
 
-    def first(self, x):
+    def first(self, x: torch.Tensor) -> torch.Tensor:
         """See the module."""
         return x[:, 0]
 
-    def compact(self, x, keep, length):
+    def compact(self, x: torch.Tensor, keep: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens x with those in keep [B, L] put first, cut to `length`: ``(x, lengths)``."""
         order = keep.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :length]
         return x.gather(1, order[..., None].expand(-1, -1, x.shape[-1])), keep.sum(1)
 
-    def check(self):
+    def check(self) -> None:
         """See the module."""
         if self.lengths is not None and (most := int(self.lengths.max())) > self.length:
             raise PatternError(f"capacity: expected positions for the {most} tokens of an image, found {self.length}")
@@ -97,29 +99,29 @@ class Rectangle:
 class Packed:
     """Tokens [capacity, C], image after image, as a packing of `tilewright.packed.pack` has them."""
 
-    def __init__(self, packing, length, even=False):
+    def __init__(self, packing: ragged.Packing, length: int, even: bool = False):
         """packing: with ``starts`` int32 [B + 1] on the device. length: a bound of the tokens of an image. even: each
         image has that many, and the packing no other rows: tokens by image and position are then a view of it."""
         self.packing, self.length, self.even = packing, length, even
         self.n_batch = len(packing.starts) - 1
 
     @_Once
-    def valid(self):
+    def valid(self) -> torch.Tensor:
         """See the module."""
         starts = self.packing.starts
         return _valid(self.n_batch, self.length, starts.device, None if self.even else starts.diff())
 
-    def attend(self, q, k, v):
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See the module."""
         return self.packing.attend(q, k, v)
 
-    def padded(self, x):
+    def padded(self, x: torch.Tensor) -> torch.Tensor:
         """See the module."""
         if self.even:
             return x.unflatten(0, (self.n_batch, self.length))
         return self.packing.pad(x.reshape(len(x), -1), self.length).view(self.n_batch, self.length, *x.shape[1:])
 
-    def put(self, x, position, y):
+    def put(self, x: torch.Tensor, position: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """See the module."""
         if self.even:
             return _put(self.padded(x), position, y).flatten(0, 1)
@@ -127,19 +129,19 @@ class Packed:
         put = x.index_copy if x.requires_grad else x.index_copy_
         return put(0, (self.packing.starts[:-1] + position).clamp_(max=len(x) - 1), y)
 
-    def pack(self, x, keep, capacity):
+    def pack(self, x: torch.Tensor, keep: torch.Tensor, capacity: int | None) -> ragged.Packing:
         """See the module."""
         if self.even:
             return ragged.pack(keep, capacity, self.padded(x))
         return ragged.pack(keep, capacity, x, origin=self.packing)
 
-    def first(self, x):
+    def first(self, x: torch.Tensor) -> torch.Tensor:
         """See the module."""
         if self.even:
             return self.padded(x)[:, 0]
         return self.packing.first(x.flatten(1)).unflatten(1, x.shape[1:])
 
-    def check(self):
+    def check(self) -> None:
         """See the module."""
         self.packing.check()
 

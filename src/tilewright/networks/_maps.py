@@ -6,6 +6,7 @@ to the other copies nothing.
 
 import itertools
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar
 
@@ -30,7 +31,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     FAMILY: ClassVar
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.variant not in self.FAMILY.VARIANTS:
             raise ConfigError(f"variant: expected one of {', '.join(self.FAMILY.VARIANTS)}, found {self.variant!r}")
         if min(self.pixels) < self.least:
@@ -104,7 +105,7 @@ class Remembered:
     def __init__(self):
         self._tables, self._made = [], {}
 
-    def __call__(self, name, make, tables, *, fresh=False):
+    def __call__(self, name: str, make, tables, *, fresh: bool = False):
         """What ``make()`` returns, or returned when it was called with the same `name` and `tables`.
 
         It is made anew where `fresh` says so, where gradients are recorded, and where a program is made, which cannot
@@ -121,11 +122,11 @@ class Remembered:
                 self._made[name] = make()
         return self._made[name]
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict) -> "Remembered":
         return Remembered()
 
 
-def initialise(network):
+def initialise(network: nn.Module) -> None:
     """Draw linear layers and convolutions as published: normal of 0.02, and by the outputs that read an input."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
@@ -139,28 +140,28 @@ def initialise(network):
             nn.init.zeros_(module.bias)
 
 
-def to_map(x, grid):
+def to_map(x: torch.Tensor, grid: tuple[int, ...]):
     """Tokens [B, H W, C] of a grid as a map."""
     return x.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
-def to_tokens(x):
+def to_tokens(x: torch.Tensor):
     """A map as tokens."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
-def product(x, weight, bias=None):
+def product(x: torch.Tensor, weight: torch.Tensor, bias=None):
     """A map through a linear layer."""
     return F.linear(x.permute(0, 2, 3, 1), weight, bias).permute(0, 3, 1, 2)
 
 
-def resized(x, grid):
+def resized(x: torch.Tensor, grid: tuple[int, ...]):
     """A map on another grid, bilinear as published (`align_corners` False)."""
     return x if x.shape[2:] == grid else F.interpolate(x, size=tuple(grid), mode="bilinear", align_corners=False)
 
 
 @cache
-def interpolation(side, whole, dtype, device):
+def interpolation(side, whole, dtype: torch.dtype, device: torch.device | str):
     """[whole, side]: the weights by which `resized` takes `whole` rows from `side` rows."""
     with torch.inference_mode(False), torch.no_grad():
         ones = torch.eye(side, dtype=torch.float64, device=device)[None]
@@ -176,12 +177,14 @@ def spread(x, rows, columns):
     return (rows @ x.flatten(2)).unflatten(2, x.shape[2:]).permute(0, 3, 1, 2)
 
 
-def largest(scores, count):
+def largest(scores, count: int):
     """Indices, in order, of the `count` largest scores, None for all; of equal ones the first."""
     return scores.argsort(descending=True, stable=True)[:count].sort().values
 
 
-def decode(maps, weights, bias, grid, classes, classes_bias):
+def decode(
+    maps: Sequence, weights: Sequence, bias, grid: tuple[int, ...], classes: torch.Tensor, classes_bias: torch.Tensor
+):
     """A folded decoder: ``classes relu(sum_i up(weights_i maps_i) + bias) + classes_bias``, a map on `grid`."""
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (*maps, *weights, bias, classes, classes_bias))
     exact = bias.is_cpu and bias.dtype in EXACT and not torch.is_autocast_enabled(bias.device.type)
@@ -225,30 +228,33 @@ def _by_rows(maps, weights, bias, grid, classes, classes_bias):
     return found.permute(0, 3, 1, 2)
 
 
-def dwconv_gelu(x, grid, weight, bias):
+def dwconv_gelu(x: torch.Tensor, grid: tuple[int, ...], weight: torch.Tensor, bias):
     """Tokens x [B, N, C] of a grid through a 3 x 3 depthwise convolution and a GELU."""
     x = F.conv2d(to_map(x, grid), weight, bias, padding=1, groups=len(weight))
     return F.gelu(to_tokens(x))
 
 
-def patches(x, weight, bias, stride, gain, offset, eps):
+def patches(
+    x: torch.Tensor, weight: torch.Tensor, bias, stride: int, gain: torch.Tensor, offset: torch.Tensor, eps: float
+):
     """A map through a convolution of overlapping patches, as tokens, through a layer norm."""
     return norm(to_tokens(F.conv2d(x, weight, bias, stride, weight.shape[2] // 2)), gain, offset, eps)
 
 
-def norm(x, gain, offset, eps):
+def norm(x: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor, eps: float):
     """Tokens x [B, N, C] through a layer norm."""
     return F.layer_norm(x, x.shape[-1:], gain, offset, eps)
 
 
-def norm_linear(x, gain, offset, eps, weight, bias):
+def norm_linear(x: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor, eps: float, weight: torch.Tensor, bias):
     """Tokens x [B, N, C] through a layer norm and a linear layer."""
     return F.linear(norm(x, gain, offset, eps), weight, bias)
 
 
 def attention(
-    x, grid, heads, gain, offset, eps, weight, bias,
-    conv_weight, conv_bias, key_gain, key_offset, key_eps, kv_weight, kv_bias,
+    x: torch.Tensor, grid: tuple[int, ...], heads: int, gain: torch.Tensor, offset: torch.Tensor, eps: float,
+    weight: torch.Tensor, bias, conv_weight: torch.Tensor, conv_bias: torch.Tensor, key_gain: torch.Tensor,
+    key_offset: torch.Tensor, key_eps: float, kv_weight: torch.Tensor, kv_bias: torch.Tensor,
 ):  # fmt: skip
     """Tokens x [B, N, C] of a grid, behind a norm, attend to themselves, or to what a convolution of patches that do
     not overlap and another norm make of them: conv_weight [C, C, s, s] to key_offset [C], or None all. weight, bias: of
@@ -262,7 +268,7 @@ def attention(
     return _sites.full(q, k, v).transpose(1, 2).flatten(2)
 
 
-def linear_add(x, weight, bias, residual):
+def linear_add(x: torch.Tensor, weight: torch.Tensor, bias, residual: torch.Tensor):
     """Tokens x through a linear layer, added to a residual."""
     return residual + F.linear(x, weight, bias)
 

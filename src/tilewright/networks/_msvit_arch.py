@@ -42,7 +42,7 @@ class Shape:
     grid: tuple[int, int]
 
 
-def published(variant):
+def published(variant: str):
     """The arch string of a published variant, its position left open."""
     stages = zip(STAGES[variant], BLOCKS[variant], GLOBALS, strict=True)
     return "_".join(
@@ -51,7 +51,7 @@ def published(variant):
     )
 
 
-def parse(arch, pixels, position=None):
+def parse(arch, pixels, position=None) -> tuple:
     """The stages of an arch string on images of ``(height, width)`` pixels, as a tuple of `Shape`.
 
     position: ``absolute`` or ``relative``, for stages that do not state ``a``. Raises `ConfigError` for letters or

@@ -19,7 +19,7 @@ class Counted(nn.Module):
             _own(self)
             return super()._apply(fn, recurse)
 
-    def load_state_dict(self, state_dict, strict=True, assign=False):
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
         """As of `nn.Module`; tensors that were made in inference mode are copied where they are assigned."""
         with torch.inference_mode(False):
             _own(self)
@@ -28,7 +28,7 @@ class Counted(nn.Module):
                 state_dict = _with_metadata(ordinary, state_dict)
             return super().load_state_dict(state_dict, strict, assign)
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict):
         made = self.__class__.__new__(self.__class__)
         memo[id(self)] = made
         with torch.inference_mode(False):

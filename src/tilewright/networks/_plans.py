@@ -25,7 +25,7 @@ class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     solver: str = "highs"
     tiles: tuple[str, ...] = ()
 
-    def check(self):
+    def check(self) -> None:
         """Raise `UnknownNameError` or `TileError` for a name that is none."""
         from tilewright.attention import reorder
         from tilewright.attention.blocks.tiles import parse
@@ -37,7 +37,7 @@ class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             parse(name)
 
     @property
-    def entered(self):
+    def entered(self) -> list[str]:
         """Dotted names of the modules that are entered by these names."""
         from tilewright.attention.schedule.search import entered
 

@@ -5,6 +5,7 @@ differ in the last bit of float32 drift apart layer by layer, to some 2e-2 in a 
 float32 networks do.
 """
 
+from collections.abc import Callable
 from functools import wraps
 
 import torch
@@ -16,7 +17,7 @@ from tilewright.core.errors import PatternError
 from tilewright.networks import check_images
 
 
-def checked(forward):
+def checked(forward: Callable) -> Callable:
     """Of a network's ``forward(self, images)``: images are checked; on a CPU it runs in float32, whatever they come in,
     and tensors among its other arguments come along.
 

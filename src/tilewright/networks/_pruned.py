@@ -5,6 +5,7 @@ Every token sees the kept ones and itself, ``A = 1 keepᵀ | I``, but with `unma
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from tilewright.networks.attentions.dense import MASK_BYTES
 from tilewright.torch_attention import flex
 
 
-def masked(seen, dtype):
+def masked(seen, dtype: torch.dtype) -> Callable:
     """Masked scaled-dot-product attention, the oracle; a mask too large for memory is made some rows at a time."""
     n_batch, n = seen.shape
     place = torch.arange(n, device=seen.device)
@@ -38,7 +39,7 @@ def masked(seen, dtype):
     return run
 
 
-def flexed(seen, dtype):
+def flexed(seen, dtype: torch.dtype) -> Callable:
     """The same attention by compiled FlexAttention; the block mask is this batch's, the code that of the shape."""
     mask, compiled = block_mask(seen), compiled_flex(seen.device.type)
 
@@ -70,13 +71,13 @@ def block_mask(seen):
     return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=flex.BLOCK, mask_mod=mask_mod, seq_lengths=(n, n))  # type: ignore[misc]  # mypy does not know the length of what is unpacked
 
 
-def unmasked(seen, dtype):
+def unmasked(seen, dtype: torch.dtype):
     """Attention among all tokens, pruned or not: what pruning is to save."""
     return F.scaled_dot_product_attention
 
 
 @functools.cache
-def compiled_flex(device):
+def compiled_flex(device: torch.device | str):
     """FlexAttention compiled for `device`, a kind. Raises `Unavailable` without a compiler."""
     flex.need_compiler(device)
     # fullgraph: beyond its limit of recompilations torch would otherwise run uncompiled, without a warning.

@@ -1,7 +1,7 @@
 """A video network whose tokens are shared out among processes."""
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -10,6 +10,9 @@ from tilewright.masks import wan as pattern
 from tilewright.networks import wan
 from tilewright.networks.video_attentions import Video
 from tilewright.slices import parallel
+
+if TYPE_CHECKING:
+    import torch
 
 
 class _OwnAttention(NamedTuple):
@@ -57,7 +60,7 @@ class _Shared(wan.Network):
         return _OwnClip(layers, whole.now, [sharding.own(x, 0) for x in whole.angles], sharding, whole)
 
 
-def shared(network, group):
+def shared(network: "torch.nn.Module", group) -> _Shared:
     """See `networks.sequence_parallel`."""
     if not isinstance(network, wan.Network):
         raise ConfigError(f"expected a network of videos, as create_video makes it, found {type(network).__name__}")

@@ -1,7 +1,7 @@
 """Where a network attends: one pattern, shared by the layers of a stage, and the attention that was chosen for it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class Clock:
 
 
 @contextmanager
-def clocked():
+def clocked() -> Iterator[Any]:
     """Time all attention of the networks that run inside: ``with clocked() as clock: …; clock.seconds``."""
     clock = Clock()
     token = _CLOCK.set(clock)
@@ -69,7 +69,7 @@ def timed(run, *arguments):
     return out
 
 
-def without_backward(call, *tensors):
+def without_backward(call: Callable, *tensors):
     """``call(*tensors)``; where gradients are recorded the result is right, and asking for its gradient an error."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return _Forward.apply(call, *tensors)
@@ -92,7 +92,7 @@ class _Forward(torch.autograd.Function):
         )
 
 
-def resident(owner, name, device):
+def resident(owner, name: str, device) -> torch.Tensor:
     """The tensor ``owner.name`` on `device`, copied there once: a copy in every call would wait for the device.
 
     owner: keeps its copies in a dict, ``copies``.
@@ -102,7 +102,7 @@ def resident(owner, name, device):
     return owner.copies[name, device]
 
 
-def full(q, k, v, bias=None):
+def full(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias=None) -> torch.Tensor:
     """Attention to everything, the same in every mode: q [B, H, M, D], k, v [B, H, N, D], bias [H, M, N] or None."""
     return timed(partial(F.scaled_dot_product_attention, attn_mask=bias), q, k, v)
 
@@ -130,17 +130,17 @@ class Site:
     plans: dict = field(default_factory=dict)
     copies: dict = field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # A plain variable: ``torch.compile`` cannot follow the import of a member.
         self.member = member(attentions.__name__, "attention", self.attention, attentions.NAMES)
 
     @cached_property
-    def graph(self):
+    def graph(self) -> Graph:
         """The pattern in the model's own order."""
         return apart.made(self.build)
 
     @cached_property
-    def order(self):
+    def order(self) -> torch.Tensor:
         """Order in which the tokens stand while in this stage (``order[new] = old``, int64), or None: their own."""
         return apart.made(self.member.order, self)
 
@@ -157,15 +157,15 @@ class Site:
         """Tokens x [B, N, C] in the site's order; once, at the entry of a stage."""
         return x if self.order is None else x.index_select(1, resident(self, "order", x.device))
 
-    def leave(self, x):
+    def leave(self, x: torch.Tensor):
         """Undo `enter`, at the exit of the stage."""
         return x if self.order is None else x.index_select(1, resident(self, "_back", x.device))
 
-    def layer(self):
+    def layer(self) -> "Attend":
         """A new `Attend` over this site."""
         return Attend(self)
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict) -> "Site":
         # Copies of a network share its patterns and plans.
         return self
 
@@ -181,7 +181,7 @@ class Attend(nn.Module):
         """Where it attends."""
         return self._site[0]
 
-    def __init__(self, site):
+    def __init__(self, site: Site):
         """Attend at `site`; nothing is prepared before the first call."""
         super().__init__()
         # In a tuple: a site is no module, and its plans are not part of any state.
@@ -192,12 +192,12 @@ class Attend(nn.Module):
         self._taking: tuple = None, None
         self._name = _operator.register(self)
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
         super().__setstate__(state)
         # A copy is a layer that compiled code calls by its own name.
         self._name = _operator.register(self)
 
-    def forward(self, q, k, v, bias=None, tables=None):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias=None, tables=None) -> torch.Tensor:
         """Attention over the site's pattern: q, k, v [B, H, N, D] with tokens in the site's order.
 
         bias: [H, n], the layer's relative-position bias with the zero entry last, or a function that makes it of
@@ -236,7 +236,7 @@ class Attend(nn.Module):
         self._taking = (dtype, device), run
         return run
 
-    def prepared(self, dtype, device, bias, tables):
+    def prepared(self, dtype: torch.dtype, device: torch.device | str, bias, tables):
         """``run(q, k, v)`` for tensors of `dtype` on `device`; bias and tables as `forward` takes them."""
         known, remembered, run = self._prepared
         if known != (dtype, device) or not same(tables, remembered):
@@ -255,7 +255,7 @@ class Attend(nn.Module):
         if site.member.TRACED == "operator":
             return torch.ops.tilewright.attend_at(q, k, v, bias.detach(), [x.detach() for x in tables], self._name)
         if site.member.TRACED == "formula":
-            return site.native(q, k, v, bias.to(q.dtype))
+            return site.native(q, k, v, bias.to(q.dtype))  # type: ignore[misc]  # sites of networks have one
         if site.member.TRACED == "everything":
             return F.scaled_dot_product_attention(q, k, v)
         if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():

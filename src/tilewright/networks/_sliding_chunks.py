@@ -5,11 +5,15 @@ f x f tokens, and each chunk attends to the globals and to the 3 x 3 chunks arou
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from tilewright.masks import vision_longformer
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Scores that are held at a time, of some rows of chunks.
 SCORES = 1 << 25
@@ -70,18 +74,18 @@ class Windows:
         """The pattern, in the model's own order."""
         return vision_longformer.pattern(self.grid, self.n_global, self.radius, self.mode, padding=self.padding)
 
-    def bias_index(self, rows, cols):
+    def bias_index(self, rows: "np.ndarray", cols):
         """Slots of (query, key) pairs in a head's bias, as `masks.vision_longformer.bias_index` lays it out."""
         chunk = self.radius if self.mode == "cyclic" else None
         return vision_longformer.bias_index_at(
             torch.where, self.whole, self.n_global, 2 * self.radius, chunk, rows, cols
         )
 
-    def pad(self, x):
+    def pad(self, x: torch.Tensor):
         """Tokens x [B, N, C] of the globals and the grid, with the padding's zeros as further tokens."""
         return self._resized(x, self.grid, self.padding) if self.padded else x
 
-    def unpad(self, x):
+    def unpad(self, x: torch.Tensor):
         """Undo `pad`."""
         below, right = self.padding
         return self._resized(x, self.whole, (-below, -right)) if self.padded else x
@@ -96,7 +100,7 @@ class Windows:
         tokens = x[:, self.n_global :].unflatten(1, grid)
         return torch.cat([x[:, : self.n_global], F.pad(tokens, (0, 0, 0, right, 0, below)).flatten(1, 2)], 1)
 
-    def attend(self, q, k, v, bias):
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias):
         """The published formulation: q, k, v [B, H, N, D] in the model's own order, bias [H, n] or None.
 
         Globals attend to all tokens; the keys of each chunk's neighbourhood are copied next to one another, behind the

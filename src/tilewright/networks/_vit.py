@@ -1,6 +1,8 @@
 """Parts that plain vision transformers share: patches, blocks and their checkpoints' position tables."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import torch
@@ -13,12 +15,12 @@ from tilewright.core import sides
 class Patches(nn.Module):
     """Patches by a convolution that steps by a patch: [B, channels, H, W] to [B, width, H // patch, W // patch]."""
 
-    def __init__(self, channels, width, patch):
+    def __init__(self, channels: int, width: int, patch: int):
         """Cut `patch` x `patch` pixels."""
         super().__init__()
         self.proj = nn.Conv2d(channels, width, patch, patch)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Embed the patches."""
         return self.proj(x)
 
@@ -26,18 +28,18 @@ class Patches(nn.Module):
 class Attention(nn.Module):
     """The projections around an attention that the caller chooses."""
 
-    def __init__(self, width, heads, bias):
+    def __init__(self, width: int, heads: int, bias: bool):
         """bias: of the projection to queries, keys and values."""
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.proj = nn.Linear(width, width)
 
-    def split(self, x):
+    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values [..., H, D] of tokens x [..., C]: strided views of one projection."""
         return self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)
 
-    def forward(self, x, attend):
+    def forward(self, x: torch.Tensor, attend: Callable) -> torch.Tensor:
         """Tokens [B, N, C] through ``attend(q, k, v)`` on [B, H, N, D]."""
         q, k, v = (heads.transpose(1, 2) for heads in self.split(x))
         return self.proj(attend(q, k, v).transpose(1, 2).flatten(2))
@@ -46,12 +48,12 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Two layers with a GELU between them."""
 
-    def __init__(self, width, hidden):
+    def __init__(self, width: int, hidden: int):
         """hidden: channels of the first layer."""
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens [..., C], each by itself."""
         return self.fc2(F.gelu(self.fc1(x)))
 
@@ -59,7 +61,9 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block."""
 
-    def __init__(self, width, heads, *, eps=1e-6, ratio=4, bias=True, skip=1.0):
+    def __init__(
+        self, width: int, heads: int, *, eps: float = 1e-6, ratio: int = 4, bias: bool = True, skip: float = 1.0
+    ):
         """eps: of the norms. ratio: the MLP's hidden channels over `width`. skip: what the layers add is divided by."""
         super().__init__()
         self.skip = skip
@@ -67,13 +71,13 @@ class Block(nn.Module):
         self.attn = Attention(width, heads, bias)
         self.mlp = Mlp(width, ratio * width)
 
-    def forward(self, x, attend):
+    def forward(self, x: torch.Tensor, attend: Callable) -> torch.Tensor:
         """Tokens [B, N, C]; attend: as `Attention.forward` takes it."""
         x = x + self.attn(self.norm1(x), attend) / self.skip
         return x + self.mlp(self.norm2(x)) / self.skip
 
 
-def initialise(network, *tables):
+def initialise(network: nn.Module, *tables: torch.Tensor) -> None:
     """Draw `tables` and the linear layers of `network` as published: normal of 0.02, cut at two units; biases zero."""
     linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
     for table in (*tables, *(module.weight for module in linear)):
@@ -87,7 +91,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of options with an ``image_size``, pixels a side or ``(height, width)``, and a size of patches: the grid."""
 
     @property
-    def pixels(self):
+    def pixels(self) -> tuple[int, int]:
         """Height and width of images."""
         return sides.pair(self.image_size)  # type: ignore[attr-defined]  # a field of the options themselves
 
@@ -96,19 +100,20 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The size as names state it."""
         return "x".join(map(str, dict.fromkeys(self.pixels)))
 
-    def grid_of(self, patch):
+    def grid_of(self, patch: int) -> tuple[int, int]:
         """Rows and columns of patches; what is left over at the right and at the bottom is not seen."""
         height, width = self.pixels
         return height // patch, width // patch
 
 
-def resize_positions(state, network, mode, grid, first=1):
+def resize_positions(state: dict[str, torch.Tensor], network: nn.Module, mode: str, grid, first=1) -> None:
     """Resize ``state["pos_embed"]`` [1, first + n^2, C] to the `grid` of `network`, where it is such a table.
 
     mode: of `interpolate`. first: rows before the grid, which stay as they are. A table of as many entries as the
     network's is taken for one of its grid, unless its own is a square and the network's is not.
     """
-    table, wanted = state.get("pos_embed"), network.pos_embed
+    wanted: Any = network.pos_embed
+    table = state.get("pos_embed")
     if table is None or table.ndim != 3:
         return
     old = math.isqrt(max(table.shape[1] - first, 0))

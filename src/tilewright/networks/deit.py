@@ -7,6 +7,7 @@ batchings give the same logits.
 
 import copy
 import re
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -56,7 +57,7 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
     pruner_settings: dict[str, Any] = msgspec.field(default_factory=dict)
     num_classes: int = 1000
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.variant not in pattern.VARIANTS:
             raise ConfigError(f"variant: expected one of {', '.join(pattern.VARIANTS)}, found {self.variant!r}")
         if min(self.pixels) < pattern.PATCH:
@@ -67,22 +68,22 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"pruner {self.pruner}: expected a network of one class token, found {self.variant}")
         self.pruning()
 
-    def pruning(self):
+    def pruning(self) -> tuple[ModuleType, Any]:
         """The pruner's module and its settings. Raises `UnknownNameError` and `ConfigError`."""
         return pruners.parse(self.pruner, self.pruner_settings)
 
     @property
-    def distilled(self):
+    def distilled(self) -> bool:
         """Whether a second token and head were trained to answer as a teacher."""
         return self.variant.endswith("-distilled")
 
     @property
-    def grid(self):
+    def grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""
         return self.grid_of(pattern.PATCH)
 
     @property
-    def n_tokens(self):
+    def n_tokens(self) -> int:
         """Tokens of an image before it is pruned."""
         return 1 + self.distilled + self.grid[0] * self.grid[1]
 
@@ -108,18 +109,18 @@ def stated(options):
     return {**kept, "pruner_settings": {**kept.get("pruner_settings", {}), **given}}
 
 
-def name(options):
+def name(options: Options):
     """The network's name in files and figures, e.g. ``deit-small-224-evit``."""
     return f"deit-{options.variant}-{options.size_name}" + f"-{options.pruner}" * (options.pruner != "none")
 
 
-def timm_name(options):
+def timm_name(options: Options) -> str:
     """The name under which timm, and the official code, publish the weights: of 384 pixels for B only."""
     size = 384 if options.variant.startswith("base") and min(options.pixels) >= 384 else 224
     return f"deit_{options.variant.replace('-', '_')}_patch{pattern.PATCH}_{size}"
 
 
-def adapt(state, network):
+def adapt(state, network) -> dict:
     """The state of DeiT, timm, `transformers`, or a pruner of official names, under this network's names and shapes."""
     if any(re.match(r"(?:(?:vit|deit)\.)?embeddings\.", key) for key in state):
         state = _from_transformers(state)
@@ -149,7 +150,7 @@ def _from_transformers(state):
 class Network(nn.Module):
     """Images [B, 3, H, W] to logits [B, num_classes]; parameters under the official names."""
 
-    def __init__(self, options, batching):
+    def __init__(self, options: Options, batching: str):
         """Random weights, drawn as published. batching: of `batching.NAMES`."""
         super().__init__()
         self.options = options
@@ -176,14 +177,14 @@ class Network(nn.Module):
         self.batching = name
         self.batcher = member(batchings.__name__, "batching", name, batchings.NAMES)
 
-    def with_batching(self, name):
+    def with_batching(self, name: str) -> "Network":
         """This very network, its weights shared, with the batching `name` of `batching.NAMES`."""
         other = copy.copy(self)
         other._batch_by(name)
         return other
 
     @_precision.checked
-    def forward(self, images, capacity=None, with_layouts=False):
+    def forward(self, images: torch.Tensor, capacity: int | None = None, with_layouts: bool = False):
         """Images [B, 3, H, W] to logits [B, num_classes].
 
         capacity: most tokens of the batch that may be kept by a pruner that leaves it open how many, for batchings
@@ -221,7 +222,7 @@ class Network(nn.Module):
         return (logits, layouts) if with_layouts else logits
 
     @torch.no_grad()
-    def mixed(self, images):
+    def mixed(self, images: torch.Tensor):
         """Images of several sizes, a list of [3, H, W], to logits [B, num_classes]: one packed batch (`packed`).
 
         The position table is resampled for each size, as for a network of that size. Images that are smaller than a

@@ -51,7 +51,7 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
     keep_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.7
     num_classes: Annotated[int, msgspec.Meta(ge=1)] = 1000
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.patch > min(self.pixels):
             raise ConfigError(f"patch: expected at most the image size {self.size_name}, found {self.patch}")
         if self.lvvit and self.patch != 16:
@@ -64,22 +64,22 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
             )
 
     @property
-    def lvvit(self):
+    def lvvit(self) -> bool:
         """Whether the backbone is an LV-ViT."""
         return self.variant.startswith("lvvit")
 
     @property
-    def grid(self):
+    def grid(self) -> tuple[int, int]:
         """Rows and columns of patches; what is left over at the right and at the bottom is not seen."""
         return self.grid_of(self.patch)
 
     @property
-    def kept(self):
+    def kept(self) -> list[int]:
         """Patches that are kept after each pruning."""
         return pattern.kept_of(self.grid[0] * self.grid[1], self.keep_ratio)
 
 
-def name(options):
+def name(options: Options):
     """The network's name, made as those of its graphs, e.g. ``dynamicvit-s-224``."""
     short = {variant: alias for alias, variant in pattern.ALIASES.items()}.get(options.variant, options.variant)
     return f"dynamicvit-{short}-{options.size_name}" + (f"-p{options.patch}" if options.patch != 16 else "")
@@ -94,7 +94,7 @@ def adapt(state, network):
 class Network(nn.Module):
     """Images [B, 3, H, W] to logits [B, num_classes]; parameters under the official names."""
 
-    def __init__(self, options, attention):
+    def __init__(self, options: Options, attention: str):
         """Random weights, drawn as published. attention: of `attentions.NAMES`."""
         super().__init__()
         self.options, self.attention = options, attention
@@ -112,7 +112,7 @@ class Network(nn.Module):
         _vit.initialise(self, self.cls_token, self.pos_embed)
 
     @_precision.checked
-    def forward(self, images, only_kept=False):
+    def forward(self, images: torch.Tensor, only_kept: bool = False) -> torch.Tensor:
         """Images [B, 3, H, W] to logits, or to what `kept` returns. Raises `PatternError` for another shape."""
         x, kept = self._run(images)
         if only_kept:
@@ -123,7 +123,7 @@ class Network(nn.Module):
             logits = logits + PATCH_SHARE * _precision.logits(self.aux_head, x[:, 1:]).amax(1)
         return logits
 
-    def kept(self, images):
+    def kept(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Ids of the patches that stay after each pruning: three int64 [B, K_i], ascending; patches run row by row."""
         return self(images, True)
 

@@ -36,7 +36,7 @@ def macs(layers):
     return sum(layer.macs for layer in layers)
 
 
-def segformer(options, path):
+def segformer(options, path) -> list:
     """The layers of a path of a SegFormer, in the order in which they run."""
     size, sizes = segformer_sizes.VARIANTS[options.variant], segformer_sizes
     grids = sizes.grids(scaled(options.pixels, path.scale))
@@ -72,7 +72,7 @@ def segformer(options, path):
     return [*found, Layer("decode_head.linear_pred", "conv", first, outputs, options.num_classes)]
 
 
-def swin(options, path):
+def swin(options, path) -> list:
     """The layers of a path of a Swin with UPerNet. Attention is that of whole windows, padding included."""
     size, sizes = swin_sizes.VARIANTS[options.variant], swin_sizes
     grids = sizes.grids(options.pixels)

@@ -41,7 +41,7 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fuse: int | None = None
     width: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         stages = arguments.each(self.blocks) or ()
         if not stages or not all(isinstance(stage, str) and re.fullmatch("[01]+", stage) for stage in stages):
             raise ConfigError(f"path: expected blocks of each stage as 0s and 1s, found {arguments.shown(self.blocks)}")
@@ -69,7 +69,7 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(tuple("1" * depth for depth in options.depths), decoder=options.decoder)
 
     @property
-    def last(self):
+    def last(self) -> int:
         """Number of the last stage that runs, from 1."""
         return int(self.levels[-1])
 
@@ -95,24 +95,24 @@ class Stages:
         pairs = zip(self._path.blocks[: len(self._given)], path.blocks[: path.last], strict=False)
         return self._given[: sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))]
 
-    def keep(self, path, given):
+    def keep(self, path, given) -> None:
         """Remember what each stage that `path` runs gave."""
         self._path, self._given = path, given
 
 
-def shared(found):
+def shared(found) -> list:
     """Paths in an order in which those that begin with the same stages follow each other."""
     return sorted(found, key=lambda path: (path.scale, path.blocks))
 
 
-def parse(text, options):
+def parse(text: str, options):
     """The `Path` of a network that `text` states, such as ``3.1011.110111.110 levels=1234 scale=0.75``.
 
     As many 0s and 1s as a stage has blocks say which are kept, any other number how many, from the front. What is not
     stated is that of `Path.full`. Raises `ConfigError`.
     """
-    stages, *knobs = text.split() or [""]
-    stages = stages.split(".")
+    first, *knobs = text.split() or [""]
+    stages = first.split(".")
     _check_stages(len(stages), options)
     fields = {}
     for knob in knobs:
@@ -152,7 +152,7 @@ def checked(path, options):
     return path
 
 
-def scaled(pixels, scale):
+def scaled(pixels, scale: float) -> tuple:
     """Height and width of images of ``(height, width)`` pixels at a scale."""
     return tuple(int(side * scale + 0.5) for side in pixels)
 

@@ -45,7 +45,7 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
     window: Annotated[int, msgspec.Meta(ge=2)] | None = None
     peg: bool | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         size, *suffixes = self.variant.split("-")
         for option, suffix, meant, default in (("window", "w14", 14, 7), ("peg", "peg", True, False)):
             stated = getattr(self, option)
@@ -58,13 +58,13 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"image_size: expected at least a patch of {PATCH}, found {self.size_name}")
 
 
-def name(options):
+def name(options) -> str:
     """The network's name in files and figures, e.g. ``regionvit-tiny-224``, ``regionvit-small-384-w14-peg``."""
     window = "" if options.window == 7 else f"-w{options.window}"
     return f"regionvit-{options.variant}-{options.size_name}{window}{'-peg' * options.peg}"
 
 
-def adapt(state, network):
+def adapt(state: dict[str, torch.Tensor], network: nn.Module):
     """Drop the projections' second name and resize what depends on the window, both as the public tools do."""
     for key in [key for key in state if ".proj_cls." in key]:
         twin = state.get(key.replace(".proj_cls.", ".proj."))
@@ -122,7 +122,7 @@ class Network(_parameters.Counted):
         self.apply(_initialise)
 
     @_precision.checked
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Images [B, 3, H, W] to logits [B, num_classes]; raises `PatternError` for images of another shape."""
         # The regional convolution sees the image amid its border; the locals are padded to the right and below.
         regionals = self.cls_token["proj"](F.pad(images, self.border))

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import logging
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -79,7 +80,7 @@ class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
     FAMILY = pattern  # type: ignore[misc]  # mypy takes it for a field
     knobs = ("levels", "scale", "decoder", "fuse", "width")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.decoder not in DECODERS:
             raise ConfigError(f"decoder: expected one of {', '.join(DECODERS)}, found {self.decoder!r}")
@@ -90,18 +91,18 @@ class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
         return pattern.VARIANTS[self.variant].channels
 
 
-def name(options):
+def name(options: Options) -> str:
     """The network's name in files and figures, e.g. ``segformer-b0-512``, ``segformer-b2-360x480``."""
     return f"segformer-{options.variant}-{options.size_name}"
 
 
-def timm_name(options):
+def timm_name(options: Options) -> str:
     """The name in the Hugging Face hub of the weights for ADE20K, which have 150 classes."""
     side = 640 if options.variant == "b5" else 512
     return f"segformer-{options.variant}-finetuned-ade-{side}-{side}"
 
 
-def adapt(state, network):
+def adapt(state: dict[str, torch.Tensor], network: nn.Module):
     """The state of the official code, whole or of a backbone alone, or of `transformers`, under the official names."""
     if any(".convs." in key or ".fusion_conv." in key for key in state if key.startswith("decode_head.")):
         raise ValueError(
@@ -146,7 +147,7 @@ class Folded(NamedTuple):
 class Network(_parameters.Counted):
     """Images [B, 3, H, W] to maps [B, num_classes, ceil(H / 4), ceil(W / 4)] of logits, in the network's type."""
 
-    def __init__(self, options, attention):
+    def __init__(self, options: Options, attention):
         """Random weights, drawn as published. attention: ``dense`` or ``native``, which are the same here."""
         super().__init__()
         self.options, self.attention = options, attention
@@ -158,7 +159,7 @@ class Network(_parameters.Counted):
         nn.init.normal_(self.decode_head.linear_pred.weight, std=0.01)
 
     @_precision.checked
-    def forward(self, images, path=None, folded=None, stages=None):
+    def forward(self, images: torch.Tensor, path=None, folded=None, stages=None) -> torch.Tensor:
         """Images [B, 3, H, W] to maps of logits.
 
         path: a `Path`, or its text, which a compiler does not read; None runs everything. folded: what `fold` returned
@@ -182,7 +183,7 @@ class Network(_parameters.Counted):
             return self._full
         return parse(path, self.options) if isinstance(path, str) else checked(path, self.options)
 
-    def set_drop_path(self, rate):
+    def set_drop_path(self, rate) -> None:
         """In training, have images leave out branches of blocks: from the first block 0 to the last a share `rate`."""
         blocks = [module for module in self.modules() if isinstance(module, _Block)]
         for block, share in zip(
@@ -191,7 +192,7 @@ class Network(_parameters.Counted):
             block.drop_path = share
 
     @contextlib.contextmanager
-    def parts_compiled(self, **options):
+    def parts_compiled(self, **options: Options) -> Iterator[None]:
         """Within, each block and the decoder are compiled by ``torch.compile(**options)``.
 
         Paths share these parts; compiled whole, each set of blocks would be compiled by itself.
@@ -203,7 +204,7 @@ class Network(_parameters.Counted):
             for part in self._parts():
                 vars(part).pop("forward", None)
 
-    def compiled(self, **options):
+    def compiled(self, **options: Options):
         """This network with the very same weights, its parts compiled as in `parts_compiled`, for as long as it lives.
 
         Kernels that were chosen are its own from then on.

@@ -54,12 +54,12 @@ class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
     knobs = ("fuse", "width")
 
 
-def name(options):
+def name(options: Options) -> str:
     """The network's name in files and figures, e.g. ``swin-tiny-512``."""
     return f"swin-{options.variant}-{options.size_name}"
 
 
-def adapt(state, network):
+def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict:
     """The state of the official code, or of `transformers`, under the official names."""
     if any(key.startswith(("backbone.embeddings.", "backbone.swin.embeddings.")) for key in state):
         state = _from_transformers(state)
@@ -88,7 +88,7 @@ def _from_transformers(state):
 class Network(_parameters.Counted):
     """Images [B, 3, H, W] to maps [B, num_classes, ceil(H / 4), ceil(W / 4)] of logits, in the network's type."""
 
-    def __init__(self, options, attention):
+    def __init__(self, options: Options, attention):
         """Random weights, drawn as published. attention: of `attentions.NAMES`."""
         super().__init__()
         self.options = options
@@ -99,7 +99,7 @@ class Network(_parameters.Counted):
         nn.init.normal_(self.decode_head.conv_seg.weight, std=0.01)
 
     @_precision.checked
-    def forward(self, images, path=None, stages=None):
+    def forward(self, images: torch.Tensor, path=None, stages=None) -> torch.Tensor:
         """Images [B, 3, H, W] to maps of logits. path: a `Path`, or its text; None runs everything. stages:
         `path.Stages` that other paths of the same images left.
 
@@ -213,21 +213,22 @@ class _Attention(nn.Module):
 class Windows:
     """The windows of a stage's grid, padded to whole ones, and the `Site` at which its tokens attend, row by row."""
 
-    def __init__(self, grid, heads, head_dim, attention, shift):
+    def __init__(self, grid: tuple[int, int], heads: int, head_dim: int, attention: str, shift: int):
         """grid: rows and columns of tokens. shift: by so many tokens."""
         window = pattern.WINDOW
-        self.shift, self.copies = shift, {}
+        self.copies: dict = {}
+        self.shift = shift
         self.grid = tuple(-(-side // window) * window for side in grid)
         self._padding = [whole - side for whole, side in zip(self.grid, grid, strict=True)]
         self.site = _sites.Site(attention, self._graph, heads, head_dim, self.native, self._bias_index)
 
     @classmethod
-    def pair(cls, grid, heads, head_dim, attention):
+    def pair(cls, grid: tuple[int, int], heads: int, head_dim: int, attention: str) -> "tuple[Windows, Windows]":
         """Plain and shifted windows."""
         make = partial(cls, grid, heads, head_dim, attention)
         return make(0), make(pattern.WINDOW // 2)
 
-    def padded(self, x):
+    def padded(self, x: torch.Tensor):
         """A map with zeros to the right and below."""
         below, right = self._padding
         return F.pad(x, (0, right, 0, below)) if below or right else x
@@ -249,7 +250,7 @@ class Windows:
         x = (rows % width - columns % width).clamp(-most, most)
         return (y + most) * (2 * most + 1) + x + most
 
-    def native(self, q, k, v, bias):
+    def native(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """The windows as one batch, rolled where they are shifted: q, k, v [B, H, N, D], bias [H, n]."""
         (rows, columns), w, batch = self.grid, pattern.WINDOW, len(q)
         q, k, v = (self._windows(x) for x in (q, k, v))

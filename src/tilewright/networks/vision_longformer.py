@@ -42,7 +42,7 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
     num_classes: Annotated[int, msgspec.Meta(ge=1)] = 1000
     arch: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for shape in self.shapes():
             fewest = min(shape.grid)
             if fewest < 1:
@@ -60,7 +60,7 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
         return _msvit_arch.parse(arch, self.pixels, self.position)
 
 
-def name(options):
+def name(options: Options):
     """Name of the network in files and figures, e.g. ``vil-tiny-224``; what is not the default follows."""
     parts = ["vil", options.variant, options.size_name]
     parts += [part for part in (options.position, options.window_mode) if part not in (None, "absolute", "chunk")]
@@ -71,7 +71,7 @@ def name(options):
 class Network(_parameters.Counted):
     """Images [B, 3, H, W] to logits [B, classes]; H and W are fixed by the options."""
 
-    def __init__(self, options, attention):
+    def __init__(self, options: Options, attention):
         """Random weights, drawn as the public code draws them. attention: of `attentions.NAMES`."""
         super().__init__()
         self.options = options
@@ -84,12 +84,12 @@ class Network(_parameters.Counted):
         self.apply(_draw)
 
     @property
-    def stages(self):
+    def stages(self) -> list:
         """The `Stage` modules in order."""
         return [module for module in self.children() if isinstance(module, Stage)]
 
     @_precision.checked
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Logits. Raises `PatternError` for images of another shape than the network's."""
         x = images
         for stage in self.stages:
@@ -118,7 +118,7 @@ class Stage(nn.Sequential):
             attend = SparseAttention(shape, self.windows, self.site) if shape.sparse else FullAttention(shape)
             self.append(AttentionBlock(shape.dim, attend)).append(MlpBlock(shape.dim))
 
-    def forward(self, image):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
         """Image [B, C, H, W] to tokens [B, g + m n, d] in the model's own order: globals, then the grid by rows."""
         embed, *blocks = self
         x = embed(image)
@@ -146,7 +146,7 @@ class PatchEmbed(nn.Module):
             self.x_pos_embed = _drawn(1, rows, shape.dim // 2)
             self.y_pos_embed = _drawn(1, columns, shape.dim // 2)
 
-    def forward(self, image):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
         """Image [B, C, H, W] to tokens [B, g + m n, d]."""
         x = self.norm_embed(self.proj(image).flatten(2).transpose(-2, -1))
         if self.absolute:
@@ -162,13 +162,13 @@ class PatchEmbed(nn.Module):
 class AttentionBlock(nn.Module):
     """Tokens plus attention to them, normed."""
 
-    def __init__(self, dim, attention):
+    def __init__(self, dim: int, attention):
         """`attention` on tokens of width `dim`."""
         super().__init__()
         self.norm = nn.LayerNorm(dim, EPS)
         self.attn = attention
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens [B, N, d] to tokens."""
         return x + self.attn(self.norm(x))
 
@@ -176,7 +176,7 @@ class AttentionBlock(nn.Module):
 class MlpBlock(nn.Module):
     """Tokens plus a perceptron of each, normed."""
 
-    def __init__(self, dim):
+    def __init__(self, dim: int):
         """Four times as wide inside as `dim`."""
         super().__init__()
         self.norm = nn.LayerNorm(dim, EPS)
@@ -184,7 +184,7 @@ class MlpBlock(nn.Module):
         self.mlp.fc1 = nn.Linear(dim, 4 * dim)
         self.mlp.fc2 = nn.Linear(4 * dim, dim)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens [B, N, d] to tokens."""
         return x + self.mlp.fc2(F.gelu(self.mlp.fc1(self.norm(x))))  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
 
@@ -216,7 +216,7 @@ class SparseAttention(RelativePosition):
         self.proj = nn.Linear(shape.dim, shape.dim)
         self.windows, self.site, self.attend = windows, site, site.layer()
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens [B, N, d], in the site's order, to tokens."""
         kv = self.kv(x)
         if self.windows.padded:
@@ -247,7 +247,7 @@ class FullAttention(RelativePosition):
         self.proj = nn.Linear(shape.dim, shape.dim)
         self.grid = shape.grid
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens [B, N, d] to tokens."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if not self.relative:
@@ -284,7 +284,7 @@ def _draw(module):
         nn.init.zeros_(module.bias)
 
 
-def adapt(state, network):
+def adapt(state: dict[str, torch.Tensor], network: nn.Module):
     """A published checkpoint's tensors for `network`: aliases dropped, position tables resized as the public code does.
 
     Tensors of an alias that differ from the projection they stand for stay in, and so does all that is unknown.

@@ -8,7 +8,8 @@ import contextlib
 import copy
 import math
 import re
-from typing import Annotated, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import torch
@@ -74,7 +75,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     width: Annotated[int, msgspec.Meta(ge=16)] | None = None
     layers: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for what, known in (("variant", pattern.VARIANTS), ("resolution", pattern.RESOLUTIONS)):
             if getattr(self, what) not in known:
                 raise ConfigError(f"{what}: expected one of {', '.join(known)}, found {getattr(self, what)!r}")
@@ -88,38 +89,38 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"layers: expected at most {self.published.layers}, found {self.layers}")
 
     @property
-    def published(self):
+    def published(self) -> pattern.Size:
         """The sizes of the variant."""
         return pattern.VARIANTS[self.variant]
 
     @property
-    def pixels(self):
+    def pixels(self) -> tuple[int, int]:
         """Height and width of clips."""
         named = pattern.RESOLUTIONS[self.resolution]
         return self.height or named[0], self.width or named[1]
 
     @property
-    def depth(self):
+    def depth(self) -> int:
         """Layers."""
         return self.layers or self.published.layers
 
     @property
-    def latents(self):
+    def latents(self) -> tuple[int, ...]:
         """``(16, frames, rows, columns)`` of a clip's latents."""
         return pattern.latent_shape(self.frames, *self.pixels)
 
     @property
-    def shift(self):
+    def shift(self) -> float:
         """How far the sampler's times are shifted towards noise."""
         return pattern.SHIFTS[self.resolution]
 
 
-def name(options):
+def name(options: Options) -> str:
     """The network's name in files and figures, e.g. ``wan-1.3b-480p-81f``."""
     return f"wan-{options.variant}-{options.resolution}-{options.frames}f"
 
 
-def adapt(state, network):
+def adapt(state: dict[str, torch.Tensor], network: nn.Module):
     """The official state, or that of diffusers' `WanTransformer3DModel`, under this network's names, which are the
     official ones."""
     if not any(key.startswith("condition_embedder.") for key in state):
@@ -127,7 +128,7 @@ def adapt(state, network):
     return _renamed(state, *({theirs: ours for ours, theirs in names.items()} for names in (_OUTSIDE, _INSIDE)))
 
 
-def diffusers_state(state):
+def diffusers_state(state: dict[str, torch.Tensor]):
     """A state under the official names as diffusers' `WanTransformer3DModel` names it."""
     return _renamed(state, _OUTSIDE, _INSIDE)
 
@@ -143,7 +144,7 @@ def _renamed(state, outside, inside):
     return renamed
 
 
-def rotary(grid):
+def rotary(grid: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """``(cos, sin)``, float32 [N, 64]: the angles of the complex pairs of a head, tokens in raster order.
 
     22 pairs turn with the frame, 21 with the row and 21 with the column.
@@ -160,14 +161,14 @@ def rotary(grid):
     return joined.cos().float(), joined.sin().float()
 
 
-def turned(x, cos, sin):
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Heads x [B, N, H, D], adjacent values as complex numbers, turned by the angles of [N, D / 2]; in float32."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
-def frequencies(time):
+def frequencies(time: torch.Tensor) -> torch.Tensor:
     """Float32 [B, 256] of times [B]: cosines, then sines, of wave lengths up to 10,000."""
     half = pattern.FREQUENCIES // 2
     speeds = THETA ** (-torch.arange(half, dtype=torch.float64, device=time.device) / half)
@@ -210,7 +211,7 @@ class _Attention(nn.Module):
 class Block(nn.Module):
     """A layer: attention within the video, attention to the prompt, feed-forward; the time scales and shifts."""
 
-    def __init__(self, width, hidden, heads):
+    def __init__(self, width: int, hidden: int, heads: int):
         """As published; norms 1 and 2 have no parameters."""
         super().__init__()
         self.self_attn, self.cross_attn = _Attention(width, heads), _Attention(width, heads)
@@ -218,7 +219,9 @@ class Block(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(width, hidden), nn.GELU("tanh"), nn.Linear(hidden, width))
         self.modulation = nn.Parameter(torch.randn(1, 6, width) / width**0.5)  # as of torch.nn
 
-    def forward(self, x, time, text, attend, angles):
+    def forward(
+        self, x: torch.Tensor, time: torch.Tensor, text: torch.Tensor, attend: "_Layer", angles: list[torch.Tensor]
+    ) -> torch.Tensor:
         """Tokens [B, N, C] to tokens. time: float32 [B, 6, C]; text: [B, L, C]; ``attend(q, k, v)``; angles: of
         `rotary`."""
         shift, scale, gate, shift_2, scale_2, gate_2 = (self.modulation.float() + time).split(1, 1)
@@ -237,13 +240,13 @@ class Block(nn.Module):
 class Head(nn.Module):
     """From tokens to the values of their patches."""
 
-    def __init__(self, width, values):
+    def __init__(self, width: int, values: int):
         """values: of a patch, its channels fastest."""
         super().__init__()
         self.head = nn.Linear(width, values)
         self.modulation = nn.Parameter(torch.randn(1, 2, width) / width**0.5)  # as of torch.nn
 
-    def forward(self, x, time):
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         """Tokens [B, N, C] to [B, N, values]; time: float32 [B, C]."""
         shift, scale = (self.modulation.float() + time[:, None]).split(1, 1)
         return _through(self.head, _norm(x) * (1 + scale) + shift)
@@ -316,7 +319,9 @@ class Sample(NamedTuple):
 class Network(nn.Module):
     """Latents [B, 16, T, H, W] to the velocity of the same shape; parameters under the official names."""
 
-    def __init__(self, options, attention, settings=None, order=None):
+    def __init__(
+        self, options: Options, attention: str, settings: dict[str, Any] | None = None, order: str | None = None
+    ):
         """Random weights, drawn as published but for the last layer, which is published as zeros.
 
         attention: of `video_attentions.NAMES`; settings: a dict of its ``Settings``. order: of `slices.orders.NAMES`;
@@ -368,18 +373,18 @@ class Network(nn.Module):
         other._attend_by(attention, settings, order)
         return other
 
-    def lowered(self, dtype):
+    def lowered(self, dtype: torch.dtype) -> "Network":
         """This network with its matrices in `dtype`; what scales and shifts stays in float32. Returns itself."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Conv3d | nn.RMSNorm) and not name.startswith("time_"):
                 module.to(dtype)
         return self
 
-    def prepare(self, latents):
+    def prepare(self, latents: torch.Tensor) -> None:
         """Make what clips of the size and on the device of `latents` need, before a network is compiled or captured."""
         self.clip(pattern.grid(latents.shape), latents.device)
 
-    def clip(self, grid, device):
+    def clip(self, grid: tuple[int, int, int], device: torch.device) -> _Clip:
         """What clips of `grid` need on `device`, made once.
 
         Raises `ConfigError` for an attention that has an order of its own and was given another.
@@ -392,7 +397,7 @@ class Network(nn.Module):
         return self._clips[grid, device]
 
     @contextlib.contextmanager
-    def observed(self, latents, seen):
+    def observed(self, latents: torch.Tensor, seen) -> Iterator[None]:
         """Call ``seen(layer, q, k, v, out)`` after each attention [B, H, N, D] of clips like `latents`, in the order in
         which tokens stand. For layers that are not compiled."""
         layers = self.clip(pattern.grid(latents.shape), latents.device).layers
@@ -421,7 +426,7 @@ class Network(nn.Module):
         back = torch.argsort(order)
         return _Clip(layers, now, order.to(device), back.to(device), [x[order].to(device) for x in angles])
 
-    def compile_layers(self, **options):
+    def compile_layers(self, **options: Options) -> "Network":
         """Compile each layer by ``torch.compile(**options)``, in place, as a whole but for a stateful attention.
 
         Unlike the whole network compiled, it is not compiled again for each step of such an attention. Returns itself.
@@ -430,7 +435,15 @@ class Network(nn.Module):
             block.compile(**options)
         return self
 
-    def forward(self, latents, time, text=None, *, step=0, branch=0):
+    def forward(
+        self,
+        latents: torch.Tensor,
+        time: torch.Tensor,
+        text: torch.Tensor | None = None,
+        *,
+        step: int = 0,
+        branch: int = 0,
+    ) -> torch.Tensor:
         """The velocity, of the shape and type of latents [B, 16, T, H, W].
 
         time: [B] or a number, in [0, 1000], 1000 for pure noise. text: the prompt [B, L, 4096], L up to 512, filled up
@@ -457,17 +470,17 @@ class Network(nn.Module):
     @torch.no_grad()
     def sample(
         self,
-        text=None,
+        text: torch.Tensor | None = None,
         *,
-        steps=50,
-        guidance=None,
+        steps: int = 50,
+        guidance: float | None = None,
         negative=None,
-        seed=0,
-        batch=None,
-        shape=None,
+        seed: int = 0,
+        batch: int | None = None,
+        shape: tuple[int, ...] | None = None,
         shift=None,
-        noise=None,
-    ):
+        noise: torch.Tensor | None = None,
+    ) -> Sample:
         """A `Sample`: clips made of noise by rectified flow in Euler's steps, the same for the same seed on any device.
 
         text, negative: prompts [B, L, 4096], or None for empty ones. guidance: of classifier-free guidance, which takes

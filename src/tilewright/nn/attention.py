@@ -3,6 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -20,6 +21,10 @@ from tilewright.networks._plans import Plans
 from tilewright.networks.attentions import tilewright as planning
 from tilewright.nn import patterns
 
+if TYPE_CHECKING:
+    from tilewright.attention.plan import Plan
+    from tilewright.graph import Graph
+
 # Multiple of the head dims that every executor has.
 HEAD_DIM_STEP = 8
 
@@ -27,7 +32,7 @@ HEAD_DIM_STEP = 8
 _SITES: WeakValueDictionary = WeakValueDictionary()
 
 
-def site_of(graph, heads, head_dim, planned=None):
+def site_of(graph: "Graph", heads: int, head_dim: int, planned: Plans | None = None) -> _sites.Site:
     """The shared `Site` of a pattern for so many heads: its order, its graph, its plans."""
     planned = Plans() if planned is None else planned
     key = graph.id, sha256_arrays(np.asarray(graph.row_hint)), heads, head_dim, repr(planned)
@@ -44,7 +49,16 @@ class Patterned:
     pattern: as `patterns.graph` takes it. n_special: tokens before the grid. heads: of the model.
     """
 
-    def __init__(self, pattern, heads, head_dim, n_special, *, scale=None, plans=None):
+    def __init__(
+        self,
+        pattern: Any,
+        heads: int,
+        head_dim: int,
+        n_special: int,
+        *,
+        scale: float | None = None,
+        plans: Plans | None = None,
+    ):
         """Raises `UnknownNameError` for an unknown pattern, `PatternError` for one told of other special tokens."""
         if isinstance(pattern, str):
             told = patterns.special(pattern)
@@ -58,11 +72,11 @@ class Patterned:
         self._plans: dict[tuple, object] = {}
 
     @property
-    def full(self):
+    def full(self) -> bool:
         """Whether the pattern is ``full``, by name: torch's dense attention then runs, with no plan."""
         return isinstance(self.pattern, str) and patterns.parse(self.pattern)[0] is patterns.NAMED[patterns.FULL][1]
 
-    def site(self, grid):
+    def site(self, grid: Any) -> _sites.Site:
         """The `Site` for a grid of ``(rows, columns)``. Raises as `patterns.graph`."""
         if grid not in self._by_grid:
             self._by_grid[grid] = self._site(grid)
@@ -73,7 +87,7 @@ class Patterned:
         graph = patterns.graph(self.pattern, grid, self.n_special)
         return site_of(graph, self.heads, self._planned_dim, self.plans)
 
-    def plan(self, grid, dtype, device):
+    def plan(self, grid: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Any:
         """The plan for a grid, without a bias; tokens in plan order where it is called with ``ordered=True``."""
         key = grid, dtype, device
         if key not in self._plans:
@@ -88,15 +102,24 @@ class Patterned:
             found = copy_with_scale(found, self.scale)
         return found
 
-    def enter(self, x, grid):
+    def enter(self, x: Any, grid: tuple[int, ...]) -> torch.Tensor:
         """Tokens x [B, N, C] in plan order."""
         return x if self.full else self.site(grid).enter(x)
 
-    def leave(self, x, grid):
+    def leave(self, x: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
         """Undo `enter`."""
         return x if self.full else self.site(grid).leave(x)
 
-    def attend(self, q, k, v, grid, *, bias=None, ordered=False):
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        grid: tuple[int, int],
+        *,
+        bias: Any = None,
+        ordered: bool = False,
+    ) -> torch.Tensor:
         """Attention of q, k, v [B, H, N, D] over the pattern of a grid, [B, H, N, D].
 
         bias: a `LayerBias`, or None. ordered: tokens stand in plan order. Raises `PatternError` for other sizes.
@@ -125,16 +148,16 @@ class Patterned:
         out = found(q, k, v, ordered=ordered, bias=values)
         return out[..., : self.head_dim] if more else out
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict) -> "Patterned":
         # Plans do not change: copies of a model share them.
         return self
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict:
         # Plans are of one process, and on disk.
         return {**self.__dict__, "_by_grid": {}, "_plans": {}}
 
 
-def copy_with_scale(plan, scale):
+def copy_with_scale(plan: "Plan", scale: float) -> "Plan":
     """`plan` with another scale of the scores: same order, blocks and schedule."""
     made = copy.copy(plan)
     type(plan).__init__(
@@ -150,11 +173,11 @@ class BiasPlans:
         """Nothing is made before the first call."""
         self._taking = {}
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple]:
         # Plans are of one process, and a copy of a layer may get another index.
         return BiasPlans, ()
 
-    def taking(self, plan, bias):
+    def taking(self, plan: "Plan", bias: Any) -> "Plan":
         """`plan` for values of a `LayerBias` or `PairBias` that each call gives.
 
         A program is exported after a call with such tokens. Raises `PatternError` where there was none.
@@ -185,19 +208,19 @@ class LayerBias:
     index: Callable[[NDArray, NDArray], NDArray]
     pairs: Callable[[], torch.Tensor]
 
-    def __init__(self, source, plans):
+    def __init__(self, source: Any, plans: Any):
         """source: the module that has the table, of this call: a replica's own. plans: `BiasPlans` of the layer."""
         self.source, self._plans = source, plans
 
-    def dense(self, dtype):
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """The bias [1, H, N, N] of all pairs."""
         return self.pairs().to(dtype)[None]
 
-    def empty(self):
+    def empty(self) -> Any:
         """A bias of this form."""
         return Bias(torch.zeros(self.table().shape, dtype=torch.float32, device="cpu"), self.index)
 
-    def planned(self, plan):
+    def planned(self, plan: "Plan") -> Any:
         """``(plan that takes a table, the table)``."""
         return self._plans.taking(plan, self), self.table()
 
@@ -205,19 +228,19 @@ class LayerBias:
 class PairBias:
     """A bias [H, N, N] that a model makes in every call: one plan takes it."""
 
-    def __init__(self, values, plans):
+    def __init__(self, values: torch.Tensor, plans: Any):
         """values: of this call. plans: `BiasPlans` of the layer."""
         self._values, self._plans = values, plans
 
-    def dense(self, dtype):
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """The bias [1, H, N, N]."""
         return self._values.to(dtype)[None]
 
-    def empty(self):
+    def empty(self) -> Any:
         """A bias of this form."""
         return torch.zeros(self._values.shape, dtype=torch.float32, device="cpu")
 
-    def planned(self, plan):
+    def planned(self, plan: "Plan") -> Any:
         """``(plan that takes a bias, the bias)``."""
         return self._plans.taking(plan, self), self._values
 
@@ -230,21 +253,21 @@ class SparseAttention(nn.Module):
 
     def __init__(
         self,
-        dim,
-        heads,
-        pattern="window-7-g1",
-        grid=(64, 64),
+        dim: int,
+        heads: int,
+        pattern: Any = "window-7-g1",
+        grid: tuple[int, int] = (64, 64),
         *,
-        special=None,
-        qkv_bias=True,
-        qk_norm=False,
-        proj_bias=True,
-        norm_layer=None,
-        bias=False,
-        scale=None,
-        plans=None,
-        device=None,
-        dtype=None,
+        special: int | None = None,
+        qkv_bias: bool = True,
+        qk_norm: bool = False,
+        proj_bias: bool = True,
+        norm_layer: Any = None,
+        bias: bool = False,
+        scale: float | None = None,
+        plans: Plans | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
         """Random weights; plans are made in the first call, and kept on disk.
 
@@ -288,7 +311,7 @@ class SparseAttention(nn.Module):
             nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
         self.has_bias = bias
 
-    def forward(self, x, grid=None, *, ordered=False):
+    def forward(self, x: torch.Tensor, grid: Any = None, *, ordered: Any = False) -> Any:
         """Attention over tokens x [B, N, dim]. grid: of this call. ordered: tokens stand in the order of `enter`.
 
         Raises `PatternError` for another number of tokens, for a grid other than the bias table's, and for tensors
@@ -303,15 +326,15 @@ class SparseAttention(nn.Module):
         out = self.attention.attend(q, k, v, grid, bias=bias, ordered=ordered)
         return self.proj(out.transpose(1, 2).flatten(2))
 
-    def enter(self, x, grid=None):
+    def enter(self, x: Any, grid: tuple[int, ...] | None = None) -> torch.Tensor:
         """Tokens [B, N, C] in plan order: once, before several layers that are called with ``ordered=True``."""
         return self.attention.enter(x, self.grid if grid is None else _grid(grid))
 
-    def leave(self, x, grid=None):
+    def leave(self, x: torch.Tensor, grid: tuple[int, ...] | None = None) -> torch.Tensor:
         """Undo `enter`."""
         return self.attention.leave(x, self.grid if grid is None else _grid(grid))
 
-    def bias_index(self, rows, cols):
+    def bias_index(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
         """Places of (query, key) pairs, int arrays that broadcast, in the bias table; the last is of special tokens."""
         (height, width), g = self.grid, self.attention.n_special
         (qy, qx), (ky, kx) = (np.divmod(np.asarray(at, np.int64) - g, width) for at in (rows, cols))

@@ -6,7 +6,9 @@ for, and are made by the same functions. Tokens: the special ones first (class, 
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +76,7 @@ NAMED = {
 }
 
 
-def parse(name):
+def parse(name: str) -> tuple[Callable, tuple[int, ...], int | None]:
     """``(make, numbers, n_special)`` of a name; n_special is None where it does not tell.
 
     Raises `UnknownNameError`.
@@ -87,7 +89,7 @@ def parse(name):
     raise UnknownNameError("pattern", name, [f"{form}[-g<special tokens>]" for form in NAMED])
 
 
-def special(pattern):
+def special(pattern: Any) -> int | None:
     """How many special tokens a pattern is told of; None where it does not tell: ``full``, a matrix, a function."""
     if not isinstance(pattern, str):
         return None
@@ -95,7 +97,7 @@ def special(pattern):
     return None if told is None and pattern == FULL else told or 0
 
 
-def graph(pattern, grid, n_special):
+def graph(pattern: Any, grid: tuple[int, int], n_special: int) -> Graph:
     """The `Graph` of a pattern over `n_special` tokens and a grid of ``(rows, columns)`` behind them.
 
     pattern: a name; a `Graph`, a scipy sparse matrix or a boolean array [N, N]; or ``callable(grid, n_special)`` that

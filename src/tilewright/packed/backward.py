@@ -5,6 +5,8 @@ All but that of attention are operators of the same batch again. That one is a m
 name.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from tilewright.core import transforms
@@ -14,7 +16,7 @@ from tilewright.packed.lists import PackedOffsets
 _OPS = torch.ops.tilewright
 
 
-def register(lib, differentiates):
+def register(lib, differentiates: Callable) -> None:
     """Give the operators of library `lib` their gradients, on devices that ``differentiates(device)`` is true of."""
 
     def saving(save):

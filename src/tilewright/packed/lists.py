@@ -47,50 +47,50 @@ class PackedOffsets(NamedTuple):
     rows: int
 
     @property
-    def starts(self):
+    def starts(self) -> int:
         """Offset of the cumulative lengths."""
         return HEADER
 
     @property
-    def source(self):
+    def source(self) -> int:
         """Offset of the tokens that rows come from."""
         return HEADER + self.images + 1
 
     @property
-    def position(self):
+    def position(self) -> int:
         """Offset of the rows that tokens go to."""
         return self.source + self.capacity
 
     @property
-    def work(self):
+    def work(self) -> int:
         """Offset of the work items."""
         return self.position + self.images * self.tokens
 
     @property
-    def items(self):
+    def items(self) -> int:
         """Most work items: each image, and the rows of no image, may fill their last one with a single row."""
         return (self.capacity + (self.images + 1) * (self.rows - 1)) // self.rows
 
     @property
-    def size(self):
+    def size(self) -> int:
         """Values of the lists."""
         return self.work + self.items * RECORD
 
-    def section(self, name):
+    def section(self, name: str) -> tuple[int, int]:
         """``(offset, count)`` of the row numbers in a section: of `starts`, the first row of each image."""
         count = {"source": self.capacity, "position": self.images * self.tokens, "starts": self.images}[name]
         return getattr(self, name), count
 
-    def rows_into(self, name, width):
+    def rows_into(self, name: str, width: int):
         """Shape of the rows of `width` values that are brought by the numbers of a section."""
         return (self.images, self.tokens, width) if name == "position" else (self.section(name)[1], width)
 
-    def rows_from(self, name):
+    def rows_from(self, name: str) -> tuple[int, ...]:
         """Shape, without the values of a row, of what the numbers of a section count."""
         return (self.images, self.tokens) if name == "source" else (self.capacity,)
 
 
-def check_qkv(offsets, q, k, v, out):
+def check_qkv(offsets: PackedOffsets, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
     """Raise `PatternError` or `DeviceError` for q, k, v [capacity, H, D] that are not of this batch or differ in type,
     and for an `out` that cannot hold their result."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -114,7 +114,7 @@ def check_qkv(offsets, q, k, v, out):
             raise PatternError(f"out: expected memory that no input uses, found that of {name}")
 
 
-def check_result(q, **tensors):
+def check_result(q: torch.Tensor, **tensors) -> None:
     """Raise `PatternError` or `DeviceError` for tensors that have not the form of the result of queries q."""
     for name, x in tensors.items():
         if x.shape != q.shape or x.dtype != q.dtype:
@@ -124,7 +124,7 @@ def check_result(q, **tensors):
     check_tensors(q.device, **tensors)
 
 
-def check_rows(offsets, section, x, fill=None):
+def check_rows(offsets: PackedOffsets, section: str, x: torch.Tensor, fill=None) -> None:
     """Raise `PatternError` or `DeviceError` for rows x, and a fill, that the numbers of a section are not for."""
     expected = offsets.rows_from(section)
     if tuple(x.shape[:-1]) != expected or x.ndim != len(expected) + 1:
@@ -137,14 +137,14 @@ def check_rows(offsets, section, x, fill=None):
     check_tensors(x.device, tokens=x)
 
 
-def check_packed(x):
+def check_packed(x: torch.Tensor) -> None:
     """Raise `PatternError` or `DeviceError` for tokens x that no batch has packed: they are [rows, C]."""
     if x.ndim != 2:
         raise PatternError(f"expected tokens of shape ({len(x)}, C), found {tuple(x.shape)}")
     check_tensors(x.device, tokens=x)
 
 
-def check_tensors(device, **tensors):
+def check_tensors(device: torch.device, **tensors) -> None:
     """Raise `DeviceError` for tensors that are not on `device`, `PatternError` for those that record gradients."""
     for name, x in tensors.items():
         if x.device != device:

@@ -6,7 +6,7 @@ from importlib import import_module
 _LATER = {"Table": "table", "load": "table", "Runner": "runner"}
 
 
-def __getattr__(name):
+def __getattr__(name: str):
     if name in _LATER:
         return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

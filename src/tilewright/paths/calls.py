@@ -55,7 +55,7 @@ class Calls:
                     for text in self.paths:
                         self._called(text, self.images)
 
-    def __call__(self, text: str, images):
+    def __call__(self, text: str, images: torch.Tensor):
         """Maps of images by a path, in memory that the next call overwrites on a GPU. Nothing waits on the host.
 
         Raises `PatternError` for images of another shape.
@@ -82,7 +82,7 @@ class Calls:
         return self.maps
 
     @torch.inference_mode()
-    def show(self, images) -> None:
+    def show(self, images: torch.Tensor) -> None:
         """Put images where `run` finds them."""
         self.images.copy_(images)
 

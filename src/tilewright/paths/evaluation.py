@@ -1,6 +1,7 @@
 """How well a network labels the images of a source: a confusion of labels, and what follows from it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,16 @@ BATCH = 16
 
 
 @torch.inference_mode()
-def confusion(network, source, split: str, indices: Sequence[int], *, path=None, folded=None, batch: int = BATCH):
+def confusion(
+    network,
+    source,
+    split: str,
+    indices: Sequence[int],
+    *,
+    path: str | Path | None = None,
+    folded=None,
+    batch: int = BATCH,
+):
     """int64 [classes, classes]: pixels of each label (rows) that a network gives each label (columns), as NumPy.
 
     Images have the network's size, on its device; its maps are resized to theirs, bilinear, before the largest logit is

@@ -24,7 +24,7 @@ MOST_PIXELS = 64 * 512 * 512
 class Scenes:
     """Images and labels of a source, read once and kept on a device."""
 
-    def __init__(self, source, counts: Mapping[str, int], size, device):
+    def __init__(self, source, counts: Mapping[str, int], size: int, device: torch.device | str):
         """counts: ``{split: how many}``, from the first."""
         self.source = source
         self.kept = {split: source.read(split, range(count), size, device) for split, count in counts.items()}
@@ -34,7 +34,7 @@ class Scenes:
         found = self.confusions(network, split, wanted, own)
         return {path: evaluation.mean_iou(each.sum(0)) for path, each in found.items()}
 
-    def image_ious(self, network, split: str, wanted: Iterable[Path], own: Mapping | None = None):
+    def image_ious(self, network, split: str, wanted: Iterable[Path], own: Mapping | None = None) -> dict:
         """``{path: mean IoU}`` as a mean over a split's scenes, each over the classes that occur in it; see
         `confusions`."""
         found = self.confusions(network, split, wanted, own, apart=True)
@@ -78,7 +78,7 @@ class Scenes:
     def _indices(self, split):
         return range(len(self.kept[split][0]))
 
-    def read(self, split, indices, size, device):
+    def read(self, split, indices: np.ndarray, size: int, device: torch.device | str):
         """As a source: what is kept."""
         images, labels = self.kept[split]
         return images[list(indices)], labels[list(indices)]
@@ -97,13 +97,13 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 class Maps:
     """What a network itself makes of some images, as it is called, path by path: what is timed has to be the same."""
 
-    def __init__(self, network, images, own: Mapping | None = None):
+    def __init__(self, network, images: torch.Tensor, own: Mapping | None = None):
         """own: ``{path: Folded}`` of those with statistics of their own."""
         self._known: dict = {}
         self.network, self.images, self.own = network, images, own or {}
 
     @torch.inference_mode()
-    def wrong(self, path: Path, maps) -> str:
+    def wrong(self, path: Path, maps: Sequence) -> str:
         """Why `maps` are not those of a path; an empty text where they are."""
         if path not in self._known:
             folded = {"folded": self.own[path]} if self.own.get(path) else {}
@@ -136,7 +136,7 @@ def times(
     network,
     paths: Sequence[Path],
     *,
-    images=None,
+    images: torch.Tensor | None = None,
     batch: int = 1,
     compiled: bool = False,
     wrong: dict[Path, str] | None = None,

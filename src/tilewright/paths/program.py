@@ -47,7 +47,7 @@ class Proposal:
     seconds: float
 
 
-def propose(latency: Latency, losses: Losses, budget_us: float, solver: str, *, without=(), time_limit_s=10.0):
+def propose(latency: Latency, losses: Losses, budget_us: float, solver: str, *, without=(), time_limit_s: float = 10.0):
     """The `Proposal` of a base for a budget, or None where no set of skips meets it.
 
     without: paths that are not to be proposed again (no-good cuts). Raises `SolverError` where a solver gives up.
@@ -113,7 +113,7 @@ def _proposal(latency, losses, skips, solver, begin):
     return Proposal(path, latency.predict(path), losses.predict(path), solver, perf_counter() - begin)
 
 
-def plan(models, budgets_us, solver: str, *, time_limit_s=10.0) -> dict[float, Proposal | None]:
+def plan(models, budgets_us, solver: str, *, time_limit_s: float = 10.0) -> dict[float, Proposal | None]:
     """The best proposal of several bases for each budget, None where none meets it.
 
     models: pairs of `Latency` and `Losses`, one a base. Each core takes neighbouring budgets.
@@ -155,7 +155,7 @@ def _planned(models, budgets_us, solver, time_limit_s):
     return found
 
 
-def runners_up(models, plans, solver: str, *, time_limit_s=10.0) -> dict[float, Proposal | None]:
+def runners_up(models, plans, solver: str, *, time_limit_s: float = 10.0) -> dict[float, Proposal | None]:
     """The best proposal beside that of each budget, of the same base; `plans` as `plan` returns them."""
     by_base = {losses.base: (times, losses) for times, losses in models}
     if solver == "exhaustive":

@@ -61,7 +61,7 @@ class Picker:
             raise ConfigError("price: expected a rehearsal of paths whose mean IoU is known first, found none")
         return self.odds.pick(room, price) or self.table.select(room, late=self.late)
 
-    def run(self, entry: Entry, images):
+    def run(self, entry: Entry, images: torch.Tensor):
         """Maps of images [batch, 3, H, W] by an `entry` of the table.
 
         Raises `PatternError` for a second caller, and what the call raises.
@@ -79,7 +79,7 @@ class Picker:
         finally:
             self._turn.release()
 
-    def times(self, images, count: int = SAMPLES, *, seed: int = 0, beside=None) -> dict[str, np.ndarray]:
+    def times(self, images: torch.Tensor, count: int = SAMPLES, *, seed: int = 0, beside=None) -> dict[str, np.ndarray]:
         """``{text: float64 [count]}`` microseconds of calls of each path of the table, see `calls.samples`.
 
         images: [n, 3, H, W], of which each call takes the next `batch`.
@@ -92,7 +92,7 @@ class Picker:
 
         return samples(call, list(entries), count, batches, seed=seed, beside=beside)
 
-    def rehearse(self, images, count: int = SAMPLES, *, seed: int = 0) -> dict[str, np.ndarray]:
+    def rehearse(self, images: torch.Tensor, count: int = SAMPLES, *, seed: int = 0) -> dict[str, np.ndarray]:
         """Make the times, promises and odds of `table` anew from `times`, which are returned: another process on the
         same device has another host beside it. Paths that are dominated then are no longer picked."""
         found = self.times(images, count, seed=seed)
@@ -153,7 +153,7 @@ class Runner(Picker):
         super().__init__(calls, table, margin=margin, late=late)
         self.network = network
 
-    def __call__(self, images, budget_us: float, *, price: float | None = None):
+    def __call__(self, images: torch.Tensor, budget_us: float, *, price: float | None = None):
         """``(maps, told)`` of images [batch, 3, H, W] within a budget in microseconds; see the class.
 
         price: see `pick`, whose errors it raises, besides `PatternError` for images of another shape and for a second

@@ -117,7 +117,7 @@ class Trace:
     period_us: np.ndarray
     loaded: np.ndarray
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.budgets_us)
 
 

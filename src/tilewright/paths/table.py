@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -194,7 +195,7 @@ def _thinned(front, most):
     return kept
 
 
-def write(path, entries: Sequence[Entry]) -> None:
+def write(path: str | Path, entries: Sequence[Entry]) -> None:
     """Write `entries` as CSV, whole or not at all."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -205,7 +206,7 @@ def write(path, entries: Sequence[Entry]) -> None:
     artifacts.write_text(path, stream.getvalue())
 
 
-def read(path) -> list[Entry]:
+def read(path: str | Path) -> list[Entry]:
     """The entries of a file: of `write`, or of the study's experiment, whose rows hold these columns among others.
 
     Rows of the study that have no time, since they failed, were skipped or served models alone, are left out. Raises
@@ -245,6 +246,6 @@ def read(path) -> list[Entry]:
     return found
 
 
-def load(path, *, least: float = 0.0, rung: str = "trained") -> Table:
+def load(path: str | Path, *, least: float = 0.0, rung: str = "trained") -> Table:
     """The `Table` of the paths of a file on a `rung`, see `Entry`. Raises `ArtifactError` and `ConfigError`."""
     return Table([entry for entry in read(path) if entry.rung == rung], least=least)

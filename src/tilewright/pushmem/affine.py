@@ -31,7 +31,7 @@ def fit(rows: np.ndarray, levels: int = LEVELS) -> tuple[list[int], list[list[in
     return None
 
 
-def generate(extents, strides, start=0) -> np.ndarray:
+def generate(extents, strides, start: int = 0) -> np.ndarray:
     """All values ``start + Σ i_l · strides[l]`` in the order of the loops, innermost first."""
     values = np.zeros(1, np.int64)
     for extent, stride in zip(extents, strides, strict=True):

@@ -38,7 +38,7 @@ class Bank:
         terms = [f"{a}*a{d}" if a > 1 else f"a{d}" for d, a in enumerate(self.alpha) if a]
         return f"({' + '.join(terms) or '0'}) mod {self.count}"
 
-    def of(self, indices) -> np.ndarray:
+    def of(self, indices: np.ndarray) -> np.ndarray:
         """int64: the bank of each index, an array for each dimension."""
         terms = (np.asarray(i, np.int64) * a for i, a in zip(indices, self.alpha, strict=True))
         return sum(terms, np.int64(0)) % max(1, self.count)  # type: ignore[return-value]  # indices are arrays

@@ -73,7 +73,9 @@ def _controller(name, levels):
     return btor2.read(text, "|".join(alone.configuration), name)
 
 
-def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None, blank=None):
+def solve(
+    stream, memory, *, depth: int = 4, known=None, monolithic: bool = False, limit_s: float | None = None, blank=None
+):
     """``(answers, configuration)`` of what `stream` is of; the configuration is None where there is none.
 
     depth: how many of `LAYERS` are made least. known: registers that are fixed. monolithic: loops, schedules and
@@ -116,7 +118,7 @@ def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None
     return answers, recurrence.configuration(registers, memory)
 
 
-def asserted(configuration, stream, memory, *, limit_s=None):
+def asserted(configuration, stream, memory, *, limit_s: float | None = None):
     """The `query.Answer` to the one question of what `stream` is of, with every register as in `configuration`."""
     firings = parts.firings(stream, memory)
     blank = _blank(stream, memory)
@@ -131,7 +133,7 @@ def asserted(configuration, stream, memory, *, limit_s=None):
     return answer
 
 
-def schedules(configuration, memory):
+def schedules(configuration, memory) -> dict:
     """Registers of the loops and schedules of a configuration, without addresses."""
     found = recurrence.registers(configuration, memory)
     return {key: value for name in configuration.controllers for key, value in _within(found, name).items()}

@@ -1,5 +1,8 @@
 """The file of a tile's configuration: its controllers as `settings` has them, and its registers."""
 
+from pathlib import Path
+from typing import Any
+
 import msgspec
 
 from tilewright.core import artifacts
@@ -10,7 +13,7 @@ from tilewright.pushmem.settings import CYCLE, Affine, Configuration, Controller
 KIND, VERSION = "push configuration", 1
 
 
-def write(path, configuration, told=None, made_by=None):
+def write(path: str | Path, configuration, told=None, made_by: dict[str, Any] | None = None) -> None:
     """Write a `Configuration` with its registers. told: what else the file says, see `configure`."""
     memory = memories.member(configuration.memory)
     body = {
@@ -22,7 +25,7 @@ def write(path, configuration, told=None, made_by=None):
     artifacts.write_json(path, KIND, VERSION, body, made_by)
 
 
-def read(path):
+def read(path: str | Path):
     """The `Configuration` of a file that `write` wrote, checked, and the whole document. Raises `TilewrightError`."""
     document = artifacts.read_json(path, KIND, VERSION)
     try:

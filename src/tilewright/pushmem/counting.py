@@ -17,7 +17,7 @@ _FAR = 1 << 40
 class NoScheduleError(TilewrightError):
     """A stream that no configuration gives. cause: a word or two; told: what was counted, numbers by name."""
 
-    def __init__(self, cause, text, **told):
+    def __init__(self, cause, text: str, **told):
         """State the cause and what was counted."""
         super().__init__(text)
         self.cause, self.told = cause, told
@@ -27,7 +27,7 @@ class NotFoundError(NoScheduleError):
     """A stream for which algebra found no configuration; there may be one all the same."""
 
 
-def affine(name, times, levels: int, until: int) -> None:
+def affine(name: str, times: np.ndarray, levels: int, until: int) -> None:
     """Raise `NoScheduleError` for firings that no loops give, whatever the addresses. until: as `fit.controller` has
     it."""
     if len(times):

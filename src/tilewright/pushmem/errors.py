@@ -1,5 +1,7 @@
 """Errors of push-memory programs and of their mapping."""
 
+from types import ModuleType
+
 from tilewright.core import errors
 from tilewright.core.errors import TilewrightError
 
@@ -20,6 +22,6 @@ class RunError(TilewrightError):
     """A run that broke a rule of the hardware; the message names the cycle and the unit."""
 
 
-def need(module: str, extra: str = "push"):
+def need(module: str, extra: str = "push") -> ModuleType:
     """The optional package `module`, or an error that says with which `extra` to install it."""
     return errors.need(module, "push memories", extra, ProgramError)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 
 from tilewright.pushmem.errors import ProgramError, need
 from tilewright.pushmem.program import Port, Program
@@ -76,6 +77,6 @@ def check_flow(program: Program) -> None:
         raise ProgramError(f"reads that no write covers: {missing}")
 
 
-def pairs(program: Program):
+def pairs(program: Program) -> Iterator:
     """Every read as ``(statement, k, access)``."""
     return itertools.chain.from_iterable(((s, k, r) for k, r in enumerate(s.reads)) for s in program.statements)

@@ -27,7 +27,11 @@ class Deepest:
 
 
 def controller(
-    times, addresses: Mapping[str, np.ndarray], widths: Mapping[str, int], levels: int, until: int | None = None
+    times: np.ndarray,
+    addresses: Mapping[str, np.ndarray],
+    widths: Mapping[str, int],
+    levels: int,
+    until: int | None = None,
 ) -> Controller:
     """The `Controller` that fires at `times` with these addresses, int64 [n] each, with the fewest loops.
 

@@ -14,9 +14,10 @@ Where no layout has such schedules nothing is known: `counting.impossible` says 
 
 import contextlib
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import length_hint
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -415,7 +416,7 @@ def _rounds(controller, at):
     return [(len(at) // size, at[::size]) for size in inner]
 
 
-def templates(side, widths, levels):
+def templates(side, widths, levels: int) -> Iterator[Any]:
     """Yield cycles, int64 [n], the first 0: what a side's schedule may be, with loops that its addresses have as
     well."""
     seen = set()

@@ -54,7 +54,7 @@ def of_run(part, stream: Stream, run) -> Stream:
     return Stream(part, register, fetched, run.data_out[:, :, None], run.valid_out)
 
 
-def run(part, fired, stream: Stream, parameters):
+def run(part, fired: dict, stream: Stream, parameters):
     """``(data_out, valid_out)`` of a part whose controllers fire so, with the inputs of `stream`.
 
     Raises `ConflictError` as `memories` says.

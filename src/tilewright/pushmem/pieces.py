@@ -47,7 +47,7 @@ def stream(blocks) -> np.ndarray:
     return keys[keys >= 0].astype(np.int64)
 
 
-def pieces(keys, levels: int = LEVELS) -> list[Piece]:
+def pieces(keys: np.ndarray, levels: int = LEVELS) -> list[Piece]:
     """The fewest pieces of at most `levels` loops that give the stream `keys`, int [n].
 
     Raises `TilewrightError` for another shape or for `levels` below 1.

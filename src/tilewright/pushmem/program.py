@@ -104,7 +104,7 @@ def buffer_name(source: dsl.Source, lane: dict[int, int]) -> str:
     return "_".join([source.name, *(str(v) for _, v in sorted(lane.items()))])
 
 
-def lower(outputs) -> Program:
+def lower(outputs: tuple[dsl.Stage, ...]) -> Program:
     """The program of the stages `outputs`. Raises `ProgramError`."""
     outputs = dsl.stages(outputs)
     sources = dsl.stages_of(outputs)

@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.pushmem.settings import CYCLE, CYCLE_BITS, Affine, Configuration, Controller
 
 
-def steps(extents, affine, bits) -> list[int]:
+def steps(extents, affine, bits: int) -> list[int]:
     """What a value grows by as each level advances."""
     found, behind = [], 0
     for extent, stride in zip(extents, affine.strides, strict=True):
@@ -22,7 +22,7 @@ def steps(extents, affine, bits) -> list[int]:
     return found
 
 
-def strides(extents, found, bits) -> list[int]:
+def strides(extents, found, bits: int) -> list[int]:
     """The strides whose `steps` are `found`."""
     known, behind = [], 0
     for extent, step in zip(extents, found, strict=True):

@@ -79,7 +79,7 @@ def _written(memory, parameters, passes, name):
     return yosys(text, passes, name)
 
 
-def yosys(text, passes, name) -> dict[str, str]:
+def yosys(text: str, passes, name: str) -> dict[str, str]:
     """``{file: text}`` that Yosys writes of a design in RTLIL; `passes` follow on flattening, ``{}`` is for `name`.
 
     Raises `Unavailable` without the extra.

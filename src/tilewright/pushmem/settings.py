@@ -23,7 +23,7 @@ class Affine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: int
     strides: tuple[int, ...] = ()
 
-    def at(self, extents, bits) -> np.ndarray:
+    def at(self, extents, bits: int) -> np.ndarray:
         """int64 [iterations]: the values, modulo ``2**bits``."""
         value = np.zeros(1, dtype=np.int64)
         for extent, stride in zip(extents, self.strides, strict=True):
@@ -38,7 +38,7 @@ class Controller(msgspec.Struct, frozen=True):
     cycle: Affine
     addresses: dict[str, Affine]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, affine in {CYCLE: self.cycle, **self.addresses}.items():
             if len(affine.strides) != len(self.extents):
                 raise ConfigError(f"{name}: expected {len(self.extents)} strides, found {len(affine.strides)}")

@@ -47,7 +47,15 @@ class Found:
 
 
 def solve(
-    stream, memory, *, engine="auto", depth=4, known=None, monolithic=False, limit_s=None, hardware=True
+    stream,
+    memory,
+    *,
+    engine: str = "auto",
+    depth: int = 4,
+    known=None,
+    monolithic: bool = False,
+    limit_s: float | None = None,
+    hardware: bool = True,
 ) -> Found:
     """The `Found` of a stream.
 
@@ -73,7 +81,7 @@ def solve(
     return found
 
 
-def check_part(part, memory):
+def check_part(part, memory) -> None:
     """Raise `ConfigError` for a part of a memory that has none."""
     if part != "top" and not hasattr(memory, "aggregated"):
         raise ConfigError(f"{memory.NAME} has no parts: expected the component top, found {part}")
@@ -200,7 +208,7 @@ def _by_parts(stream, memory, chosen, depth, fixed, end):
         return Found(UNKNOWN, "bmc", seconds=seconds, cause={"cause": "parts", "text": str(error)})
 
 
-def asserted(configuration, stream, memory, *, limit_s=None) -> int:
+def asserted(configuration, stream, memory, *, limit_s: float | None = None) -> int:
     """Cycles in which the one question of the tile, or of its part, holds with this configuration.
 
     Raises `SolverError` where it does not, or where the solver gave up; `ConfigError` for a memory without parts.
@@ -316,7 +324,7 @@ def hardware_differences(configuration, stream, memory) -> list[str]:
     return streams.differences(stream, np.stack(told, 1).astype(np.int64), valid)
 
 
-def verified(configuration, stream, memory, *, hardware=True) -> dict[str, int | str]:
+def verified(configuration, stream, memory, *, hardware: bool = True) -> dict[str, int | str]:
     """``{"model": cycles, "rtl": cycles}`` that were run and compared; for the RTL, why it was not run.
 
     Raises `SolverError` where a run is not the stream's.

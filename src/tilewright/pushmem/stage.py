@@ -10,6 +10,7 @@ import io
 import json
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -110,7 +111,7 @@ def _held(use):
     }
 
 
-def map_app(app: str, memory: str, folder, made_by=None) -> mapping.Mapped:
+def map_app(app: str, memory: str, folder: str | Path, made_by: dict[str, Any] | None = None) -> mapping.Mapped:
     """The mapped app, e.g. ``gaussian-64``, whose files are written to `folder`. Raises `TilewrightError`."""
     mapped = mapping.compile(apps.program(app), memory)
     told = {"app": app, "memory": memory}
@@ -119,7 +120,7 @@ def map_app(app: str, memory: str, folder, made_by=None) -> mapping.Mapped:
     return mapped
 
 
-def mapped_app(folder) -> tuple[str, str, mapping.Mapped]:
+def mapped_app(folder: str | Path) -> tuple[str, str, mapping.Mapped]:
     """``(app, memory, mapped app)`` of a folder that `map_app` wrote to.
 
     isl's objects are not kept: the app is compiled again. Raises `ArtifactError` where today's code maps it otherwise
@@ -139,7 +140,9 @@ def _told(found):
     return {"verdict": found.verdict, "verified": found.verified}
 
 
-def configure_app(mapped: mapping.Mapped, memory: str, folder, made_by=None) -> dict:
+def configure_app(
+    mapped: mapping.Mapped, memory: str, folder: str | Path, made_by: dict[str, Any] | None = None
+) -> dict:
     """Write each tile's configuration in closed form with its registers, and what the configurator says."""
     begin = perf_counter()
     tiles = []
@@ -157,7 +160,7 @@ def configure_app(mapped: mapping.Mapped, memory: str, folder, made_by=None) -> 
     return body
 
 
-def run_app(app: str, mapped: mapping.Mapped, memory: str, folder, hardware: bool = True) -> dict:
+def run_app(app: str, mapped: mapping.Mapped, memory: str, folder: str | Path, hardware: bool = True) -> dict:
     """Run random words through the model and the RTL, and write one row of measures.
 
     error words of the RTL are ``not run`` where `hardware` is False.

@@ -129,7 +129,7 @@ def schedule(program: Program, strides, policy: str, slack: dict[str, int], whol
     return Schedule(policy, strides, starts, tuple(edges), storage(edges, starts), storage(edges, asap), last)
 
 
-def storage(edges, starts) -> int:
+def storage(edges: list[Edge], starts: dict[str, int]) -> int:
     """Words alive: of each buffer the largest cycles from write to read, summed."""
     return sum(
         max(e.high + starts[e.statement] - starts[e.buffer] for e in edges if e.buffer == b)

@@ -35,7 +35,7 @@ class Layout:
         """Words that the buffer takes."""
         return math.prod(self.moduli)
 
-    def addresses(self, indices) -> np.ndarray:
+    def addresses(self, indices: list[np.ndarray] | np.ndarray) -> np.ndarray:
         """int64: the address of each index, an array for each dimension. Linear ones are left to the tile to wrap."""
         if self.kind == LINEAR:
             return _linear(indices, self.pitch)
@@ -55,7 +55,14 @@ def pitches(shape, fetch: int) -> tuple[int, ...]:
     return tuple(pitch)
 
 
-def layout(shape, indices, write, last, fetch: int = 1, free: int = 0) -> Layout:
+def layout(
+    shape: tuple[int, ...],
+    indices: list[np.ndarray],
+    write: np.ndarray,
+    last: np.ndarray,
+    fetch: int = 1,
+    free: int = 0,
+) -> Layout:
     """The smaller `Layout` of a buffer.
 
     indices: int64 [words] for each dimension; write, last: cycles, int64 [words], of those words alone that are read.
@@ -88,7 +95,7 @@ def tiles(layout: Layout, span: int, capacity: int) -> int:
     return min(1 << (needed - 1).bit_length(), -(-span // capacity))
 
 
-def modulus(addresses, write, last) -> int:
+def modulus(addresses: np.ndarray, write: np.ndarray, last: np.ndarray) -> int:
     """1 + the largest difference of addresses of two words that conflict; 1 where none do."""
     order = np.argsort(write, kind="stable")
     low: list[tuple[int, int]] = []
@@ -107,7 +114,7 @@ def modulus(addresses, write, last) -> int:
     return most + 1
 
 
-def live(write, last) -> int:
+def live(write: np.ndarray, last: np.ndarray) -> int:
     """Words that live in one cycle, at most."""
     lasting = last >= write
     if not lasting.any():

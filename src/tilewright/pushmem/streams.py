@@ -42,7 +42,7 @@ class Stream:
     data_out: np.ndarray
     valid_out: np.ndarray
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.data_in)
 
 
@@ -58,7 +58,7 @@ def shapes(part, parameters):
     }[part]
 
 
-def read(path, part, parameters) -> Stream:
+def read(path: str | Path, part, parameters) -> Stream:
     """The `Stream` of a file. Raises `ArtifactError` that names the row and the column."""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -122,7 +122,7 @@ def _bits(masks, count):
     return (np.array(masks)[:, None] >> np.arange(count)) & 1 == 1
 
 
-def write(path, stream: Stream) -> None:
+def write(path: str | Path, stream: Stream) -> None:
     """Write a stream as a file that `read` reads."""
     lines = [",".join(COLUMNS)]
     for cycle in range(len(stream)):

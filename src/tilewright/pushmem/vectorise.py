@@ -56,7 +56,7 @@ class Generator:
     addresses: tuple[tuple[str, int, tuple[int, ...]], ...]
 
 
-def generator(times, **addresses) -> Generator | None:
+def generator(times: np.ndarray, **addresses) -> Generator | None:
     """The loops of events at `times` with the given addresses, or None where six levels do not hold them."""
     table = np.stack([times, *addresses.values()], axis=1)
     found = fit(table)

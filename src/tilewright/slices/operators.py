@@ -7,6 +7,7 @@ operators by `define`.
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, library
@@ -19,6 +20,9 @@ from tilewright.devices import qkv
 from tilewright.slices import backends
 from tilewright.slices.layout import STATE, Layout
 
+if TYPE_CHECKING:
+    from tilewright.slices.cpu.executor import Executor
+
 # Modules of the devices that run slices, by torch's name of their device.
 EXECUTORS = {kind: devices.modules(kind, "slices.executor")[-1] for kind in backends.kinds()}
 
@@ -27,7 +31,7 @@ _LIBRARY = library.Library("tilewright", "FRAGMENT")
 
 # An executor holds no tensors: a few kilobytes.
 @lru_cache(256)
-def executor(layout: Layout, device: torch.device):
+def executor(layout: Layout, device: torch.device) -> "Executor":
     """The executor of a device for lists of `layout` on `device`. Raises `DeviceError` where there is none."""
     if device.type not in EXECUTORS:
         raise DeviceError(f"expected tensors on one of {', '.join(EXECUTORS)}, found {device}")

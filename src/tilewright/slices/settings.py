@@ -29,11 +29,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     least: int | None = None
     predictor: dict[str, Any] = {}
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         predictors.parse(self.by, self.predictor)
 
     @property
-    def stated(self):
+    def stated(self) -> dict[str, Any]:
         """Keywords of `slices.predict`."""
         known = msgspec.structs.asdict(self)
         settings = known.pop("predictor")

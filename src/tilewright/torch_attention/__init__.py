@@ -7,6 +7,7 @@ graphs as block-sparse kernels take them. Importing the package does not import 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tilewright import devices
 from tilewright.core.errors import Unavailable
@@ -24,7 +25,7 @@ class Ready:
     executed: int
 
 
-def need_gpu(device):
+def need_gpu(device: Any) -> None:
     """Raise `Unavailable` unless `device` is a GPU."""
     if not devices.facts(device).CUDA:
         raise Unavailable(f"runs on an NVIDIA GPU only, found {device}")

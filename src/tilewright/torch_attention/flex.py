@@ -8,10 +8,10 @@ where a rule is known, else the pattern's bits.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from tilewright import devices
 from tilewright.core import _internals, timing
 from tilewright.core.errors import Unavailable
 from tilewright.torch_attention import Ready, patterns, wide
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 _LOG = logging.getLogger(__name__)
 # Block size of a mask by default.
@@ -53,12 +56,24 @@ class Bias:
     table: torch.Tensor
     index: Callable
 
-    def score(self, score, b, h, q, kv):
+    def score(
+        self, score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+    ) -> torch.Tensor:
         """FlexAttention's ``score_mod``."""
         return score + self.table[h, self.index(q, kv)]
 
 
-def prepare(graph, *, max_bytes, dtype=torch.float32, device="cpu", variant=VARIANTS[0], mask_mod=None, bias=None, **_):
+def prepare(
+    graph: "Graph",
+    *,
+    max_bytes: int,
+    dtype: torch.dtype = torch.float32,
+    device: Any = "cpu",
+    variant: str = VARIANTS[0],
+    mask_mod: Callable | None = None,
+    bias: Any = None,
+    **_: Any,
+) -> Ready:
     """`Ready` for one form, of `VARIANTS`, over `graph` in its own order; the first call compiles.
 
     mask_mod: a FlexAttention ``mask_mod`` of the same pattern, or of more pairs in blocks that `graph` fills partly;
@@ -89,7 +104,7 @@ def prepare(graph, *, max_bytes, dtype=torch.float32, device="cpu", variant=VARI
     return Ready(run, size + held, executed + len(rows) * graph.n_cols)
 
 
-def fastest(prepare_form, variants, q, k, v):
+def fastest(prepare_form: Callable, variants: Sequence, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     """Of `variants`, that whose ``prepare_form(variant).call`` takes least time for q, k, v; all are compiled.
 
     On a GPU the fastest one is then tried as torch tunes it. Forms that cannot run are left out, with a warning unless
@@ -157,7 +172,7 @@ def _blocks(graph, block, tuned, mask_mod, bias, device):
     return attend, 4 * sum(table.numel() for table in tables), int(np.sum(found)) * block * block
 
 
-def pairs(graph, max_bytes, device):
+def pairs(graph: "Graph", max_bytes: int, device: torch.device | str) -> tuple[Callable, int]:
     """``(mask_mod, bytes)``: by arithmetic on the places of tokens where a rule is known, else by the pattern's bits.
 
     Raises `Unavailable` above `max_bytes`.
@@ -190,7 +205,7 @@ def _arithmetic(of_query, of_key, reach):
     return mask_mod
 
 
-def need_compiler(device="cpu"):
+def need_compiler(device: Any = "cpu") -> None:
     """Raise `Unavailable` unless torch can compile for `device`: for a CPU it needs a C++ compiler that works."""
     if not devices.facts(device).CUDA and (why := _internals.missing_compiler()) is not None:
         raise Unavailable(f"no C++ compiler to compile FlexAttention with: {why}")

@@ -1,5 +1,8 @@
 """FlexAttention over lists of whole blocks that differ between heads and lie on the device, as choosers leave them."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -7,7 +10,7 @@ from tilewright.core import _internals
 from tilewright.torch_attention import flex
 
 
-def prepare(flags, shape, **_):
+def prepare(flags: torch.Tensor, shape: tuple[int, int], **_: Any) -> Callable:
     """``attend(q, k, v)``: FlexAttention of blocks of `flex.BLOCK` queries to whole blocks of keys.
 
     flags: bool [B, H, blocks of queries, blocks of keys], where the tokens are. shape: (N_q, N_k). The first call
@@ -31,6 +34,6 @@ def prepare(flags, shape, **_):
     return attend
 
 
-def listed(flags):
+def listed(flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Counts [..., Q] and numbers [..., Q, K] of the flagged blocks, those that count first; int32, on their device."""
     return flags.sum(-1, dtype=torch.int32), (~flags).to(torch.uint8).argsort(dim=-1, stable=True).int()

@@ -1,6 +1,7 @@
 """The kernels behind `scaled_dot_product_attention` on a GPU, each by itself, with its log-sum-exp."""
 
 import warnings
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -8,10 +9,22 @@ from tilewright.core import _internals
 from tilewright.core.errors import Unavailable
 from tilewright.torch_attention import Ready, need_gpu
 
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
+
 NAMES = ("flash", "cudnn", "efficient")
 
 
-def dense(backend, graph, *, batch, heads, head_dim, dtype, device):
+def dense(
+    backend: str,
+    graph: "Graph",
+    *,
+    batch: int,
+    heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Ready:
     """`Ready` for attention over all pairs by `backend`. Raises `Unavailable`."""
     need_gpu(device)
     n_q, n_k = graph.shape
@@ -19,7 +32,7 @@ def dense(backend, graph, *, batch, heads, head_dim, dtype, device):
     return Ready(lambda q, k, v: attend(backend, q, k, v)[0], 0, n_q * n_k)
 
 
-def need(backend, q, k, v):
+def need(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Raise `Unavailable` unless `backend` takes such tokens without a mask."""
     if _internals.SDPA_BACKENDS[backend] is None:
         raise Unavailable(f"torch {torch.__version__} has no {backend} attention of the known name")
@@ -31,7 +44,15 @@ def need(backend, q, k, v):
             raise Unavailable(f"torch's {backend} attention refuses {q.dtype}, head dim {q.shape[-1]}: {why}")
 
 
-def attend(backend, q, k, v, with_lse=False, scale=None, bias=None):
+def attend(
+    backend: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    with_lse: bool = False,
+    scale: float | None = None,
+    bias: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over all pairs by `backend`: ``(out [B, H, N_q, D], lse [B, H, N_q, 1] float32)``.
 
     The operators are called as `scaled_dot_product_attention` calls them. lse: natural logarithms, undefined unless
@@ -44,7 +65,7 @@ def attend(backend, q, k, v, with_lse=False, scale=None, bias=None):
     return out, lse.flatten(2)[:, :, : q.shape[2], None] if with_lse else lse
 
 
-def varlen(q, k, v, starts, longest):
+def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, longest: int) -> torch.Tensor:
     """FlashAttention-2 of packed images [T, H, D], each within itself. starts: int32 [B + 1], cumulative lengths;
     longest: a bound of them."""
     if _internals.packed_flash is None:

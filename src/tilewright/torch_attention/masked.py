@@ -1,5 +1,7 @@
 """The pattern as a dense additive mask of `scaled_dot_product_attention`, by torch's choice of kernel or by cuDNN."""
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ from tilewright.torch_attention import ALIGNED, Ready, need_gpu
 VARIANTS = ("torch", "cudnn")
 
 
-def prepare(graph, *, dtype, max_bytes, device, variant="torch", **_):
+def prepare(graph: Any, *, dtype: Any, max_bytes: int, device: Any, variant: str = "torch", **_: Any) -> Ready:
     """Attention with a mask in `dtype` (a boolean one is converted in every call); see `flex.prepare`."""
     if variant == "cudnn":
         need_gpu(device)

@@ -1,12 +1,17 @@
 """Patterns as block-sparse peers take them: kinds of blocks, bits of rows, and rules that need no bits."""
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import torch
 
 from tilewright.core.errors import Unavailable
 
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
-def kinds(graph, rows, keys=None):
+
+def kinds(graph: "Graph", rows: np.ndarray, keys: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """bool [Q, K] twice: blocks that hold some pair but not all, and full ones. Blocks over the edge are never full.
 
     rows, keys: of a block, `keys` by default as many as `rows`.
@@ -20,13 +25,13 @@ def kinds(graph, rows, keys=None):
     return (entries > 0) & ~full, full
 
 
-def listed(kind, device):
+def listed(kind: Any, device: torch.device | str) -> list:
     """For a bool [Q, K]: int32 [1, 1, Q] counts and [1, 1, Q, K] block numbers, those that count first."""
     first = np.argsort(~kind, axis=1, kind="stable").astype(np.int32)
     return [torch.from_numpy(table)[None, None].to(device) for table in (kind.sum(1, dtype=np.int32), first)]
 
 
-def bits(graph, max_bytes):
+def bits(graph: "Graph", max_bytes: int) -> np.ndarray:
     """uint8 [C, ceil(N_k / 8)]: the distinct rows, lowest bit first. Raises `Unavailable` above `max_bytes`."""
     size = graph.n_distinct * -(-graph.n_cols // 8)
     if size > max_bytes:
@@ -36,7 +41,7 @@ def bits(graph, max_bytes):
     return table
 
 
-def rule(graph):
+def rule(graph: "Graph") -> Any:
     """``(places of queries, places of keys, reach)`` that tell the pattern by arithmetic, or None.
 
     A pair is allowed where both coordinates of its places differ by at most `reach`, and where a place is negative.
@@ -59,7 +64,7 @@ def rule(graph):
     return *(natural if order is None else natural[order] for order in orders), reach
 
 
-def windows(graph):
+def windows(graph: "Graph") -> np.ndarray | None:
     """int [N_k], the distinct row that sees each key, of a pattern of disjoint windows of equal size; else None."""
     degree, queries = np.diff(graph.indptr), np.bincount(graph.row_id, minlength=graph.n_distinct)
     whole = len(graph.indices) == graph.n_cols and (np.bincount(graph.indices, minlength=graph.n_cols) == 1).all()
@@ -70,7 +75,7 @@ def windows(graph):
     return owner
 
 
-def kept(graph):
+def kept(graph: "Graph") -> np.ndarray | None:
     """int, ascending: the keys that all queries see, where each other query sees itself beside these; else None."""
     degree = np.diff(graph.indptr)
     common = np.bincount(graph.indices, minlength=graph.n_cols) == graph.n_distinct

@@ -4,7 +4,9 @@ A block-sparse kernel that cannot split a row makes its whole block of rows visi
 attention of a few rows splits the keys.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,13 +17,18 @@ from tilewright.core.errors import Unavailable
 from tilewright.graph import take_rows
 from tilewright.torch_attention import ALIGNED, Ready
 
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
+
 # A row that sees more than this share of the keys is wide.
 SHARE = 0.5
 # At the end of a variant's name.
 SPLIT = "-split"
 
 
-def form(prepare, graph, *, variant, dtype, device, **setting):
+def form(
+    prepare: Callable, graph: "Graph", *, variant: str, dtype: torch.dtype, device: torch.device | str, **setting: Any
+) -> Any:
     """``prepare(graph, variant=...)`` of a variant that may end in `SPLIT`; its wide rows are attended apart then."""
     setting |= {"variant": variant.removesuffix(SPLIT), "dtype": dtype, "device": device}
     if not variant.endswith(SPLIT):
@@ -35,7 +42,7 @@ def form(prepare, graph, *, variant, dtype, device, **setting):
     return Ready(run, ready.held_bytes, ready.executed + len(rows) * graph.n_cols)
 
 
-def split(graph):
+def split(graph: "Graph") -> "tuple[Graph, np.ndarray]":
     """``(graph, rows)``: the graph without the pairs of its wide rows, and which these are. Raises `Unavailable`."""
     degree = np.diff(graph.indptr)
     wide = degree > SHARE * graph.n_cols
@@ -50,7 +57,7 @@ def split(graph):
     return narrow, np.flatnonzero(wide[graph.row_id])
 
 
-def attending(graph, rows, dtype, device, bias=None):
+def attending(graph: Any, rows: Any, dtype: torch.dtype, device: Any, bias: Any = None) -> Callable:
     """``run(out, q, k, v) -> out``: `rows` of `out` written by dense attention. bias: a `flex.Bias`."""
     places = torch.from_numpy(rows).to(device)
     mask = None

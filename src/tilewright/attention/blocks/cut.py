@@ -238,7 +238,9 @@ def unit_rows(graph: Graph, width: int, gathered: bool) -> tuple[NDArray[np.int6
     return np.searchsorted(at, graph.indptr).astype(np.int64), blocks[at], -(-graph.n_cols // width)
 
 
-def seen_units(indptr, units, row_id, n_units, ptr) -> Iterator[tuple[int, int, csr_array]]:
+def seen_units(
+    indptr: np.ndarray, units: np.ndarray, row_id: np.ndarray, n_units: int, ptr: np.ndarray
+) -> Iterator[tuple[int, int, csr_array]]:
     """Yield, for stretches of groups, ``(lo, hi, seen)``: csr int32 [hi-lo, n_units], how often the rows
     ``ptr[g]..ptr[g+1]`` of each group have each unit, the units of a group ascending.
 

@@ -24,7 +24,7 @@ TAKES_UNITS = BIAS_TAKES_UNITS = True
 _CPU = torch.device("cpu")
 
 
-def gradients(executor, q, k, v, out, grad):
+def gradients(executor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor):
     """``(dq, dk, dv)`` of ``out = executor(q, k, v)`` for the gradient `grad` [B, H, N_q, D] of `out`.
 
     They have the shapes and dtypes of q, k and v. Sums are taken in float32.
@@ -34,7 +34,9 @@ def gradients(executor, q, k, v, out, grad):
     return _gradients(executor, (q, k, v, out, grad), None)
 
 
-def gradients_with_bias(executor, q, k, v, out, grad):
+def gradients_with_bias(
+    executor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor
+):
     """``(dq, dk, dv, d_table)`` of an executor with a bias: d_table float32 [H, T], the sums over an entry's pairs."""
     if isinstance(executor, OfUnits):
         *found, table = _of_units(executor, (q, k, v, out, grad), gradients_with_bias)

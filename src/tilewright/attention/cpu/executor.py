@@ -8,6 +8,7 @@ merged by their log-sum-exps. A last gather puts the result of every query at it
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +22,12 @@ from tilewright.attention.units import Units
 from tilewright.devices import qkv
 from tilewright.devices.cpu.workers import alone, in_any_state, workers
 
+if TYPE_CHECKING:
+    from tilewright.attention.blocks import Blocks
+    from tilewright.attention.cpu.launch import Launch
+    from tilewright.attention.schedule.record import Schedule
+    from tilewright.attention.setting import Setting
+
 # ASSUME: masks may take a quarter of a gigabyte as floats. Those that do not fit are expanded in each call, a few items
 # at a time.
 MASK_BYTES = 1 << 28
@@ -28,7 +35,16 @@ _CPU = torch.device("cpu")
 
 
 @in_any_state
-def prepare(schedule, blocks, *, heads, head_dim, dtype, units=None, **options):
+def prepare(
+    schedule: "Schedule",
+    blocks: "dict[str, Blocks]",
+    *,
+    heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    units=None,
+    **options,
+):
     """Return an `Executor` of `schedule`, see the contract in `attention.backends`.
 
     Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order or bias that does not fit.
@@ -65,7 +81,7 @@ def _by_token(back, units, n_rows):
     return back.view(-1, units.heads, n_rows).transpose(1, 2).flatten()
 
 
-def assembled(launches, rounds, common, shape):
+def assembled(launches: "list[Launch]", rounds: list[int], common: "Setting", shape) -> "Executor":
     """The `Executor` of `launches`, each in its round, over a pattern of `shape`; common: the `Setting` of them."""
     jobs = _jobs(launches, rounds)
     place, merges, n_results, n_parts = _places(launches, shape[0])
@@ -109,7 +125,7 @@ class Executor:
     n_workers: int
 
     @property
-    def memory_bytes(self):
+    def memory_bytes(self) -> int:
         """Bytes of indices and masks held between calls."""
         return 4 * len(self.back) + sum(launch.memory_bytes for launch in self.launches)
 
@@ -121,18 +137,18 @@ class Executor:
         return replace(self, launches=tuple(now[id(x)] for x in self.launches), jobs=jobs)
 
     @property
-    def executed(self):
+    def executed(self) -> int:
         """Pairs of query and key that a head works through, padding included."""
         return sum(_pairs(chunk) for launch in self.launches for chunk in launch.chunks)
 
-    def peak_bytes(self, batch):
+    def peak_bytes(self, batch: int):
         """Most bytes that a call holds beyond its arguments: copies of the tokens, results, a chunk for each worker."""
         tensors = self.shape[0] + 2 * self.shape[1] + self.n_results + 1 + self.n_parts + self.shape[0]
         chunk = max((launch.chunk_bytes(self.dtype.itemsize * self.head_dim) for launch in self.launches), default=0)
         per_entry = self.heads * (tensors * self.head_dim * self.dtype.itemsize + 16 * self.n_parts)
         return batch * per_entry + self.n_workers * chunk
 
-    def __call__(self, q, k, v):
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned."""
         expected = {name: getattr(self, name) for name in ("shape", "heads", "head_dim", "dtype")}
         qkv.check(q, k, v, **expected, device=_CPU)
@@ -187,12 +203,12 @@ class OfUnits:
         return self.inner.launches
 
     @property
-    def memory_bytes(self):
+    def memory_bytes(self) -> int:
         """Bytes of indices and masks held between calls."""
         return self.inner.memory_bytes
 
     @property
-    def executed(self):
+    def executed(self) -> int:
         """Pairs of query and key that a head works through on average, padding included."""
         return self.inner.executed // len(self.units.group)
 
@@ -200,35 +216,35 @@ class OfUnits:
         """This executor with other values of its bias, float32 [H, T]: see `attention.backends`."""
         return replace(self, inner=self.inner.with_bias(table.reshape(1, -1) if self.units.apart else table))
 
-    def peak_bytes(self, batch):
+    def peak_bytes(self, batch: int):
         """Most bytes that a call holds beyond its arguments, with copies of q, k and v, whose heads move."""
         inner = self.inner
         copied = batch * self.heads * inner.head_dim * inner.dtype.itemsize * (self.shape[0] + 2 * self.shape[1])
         return copied + inner.peak_bytes(batch if self.units.by == "head" else 1)
 
-    def __call__(self, q, k, v):
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """Attention over the patterns. Raises `PatternError` or `DeviceError` for tensors other than planned."""
         inner = self.inner
-        sizes = {"heads": self.heads, "head_dim": inner.head_dim, "dtype": inner.dtype}
+        sizes: dict[str, Any] = {"heads": self.heads, "head_dim": inner.head_dim, "dtype": inner.dtype}
         qkv.check(q, k, v, shape=self.shape, **sizes, device=_CPU)
         self.units.check(len(q))
         found = inner(*map(self.together, (q, k, v)))
         return qkv.own(found.transpose(1, 2).reshape(len(q), self.shape[0], self.heads, inner.head_dim).transpose(1, 2))
 
-    def apart(self, x, batch):
+    def apart(self, x: torch.Tensor, batch: int):
         """The inverse of `together`, for gradients: [B, H, N, D], of a batch of B."""
         if self.units.by == "image":
             return x[0].unflatten(1, (batch, -1)).transpose(0, 1)
         return x.reshape(batch, self.heads, x.shape[2] // len(self.units.group), x.shape[3])
 
-    def together(self, x):
+    def together(self, x: torch.Tensor):
         """[B, H, N, D] → the tokens of all units one after the other: [B or 1, H or 1, U * N, D]."""
         if self.units.by == "image":
             return x.transpose(0, 1).flatten(1, 2)[None]
         return x.flatten(1, 2)[:, None] if self.units.by == "head" else x.flatten(0, 2)[None, None]
 
 
-def merge(parts, stats, sources, heads):
+def merge(parts, stats, sources, heads: int):
     """Merge split results: parts [P, H*D] with stats [P, 2, H], see `Launch.attend`; sources int32 [R, p] → [R, H*D].
 
     Parts with a log-sum-exp of -inf have weight zero. A row with no other part gives zeros.

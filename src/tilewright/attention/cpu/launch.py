@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,6 +11,9 @@ import torch.nn.functional as F
 from tilewright import devices
 from tilewright.attention.masks import ItemMasks, distinct_rows
 from tilewright.core import _internals
+
+if TYPE_CHECKING:
+    from tilewright.attention.setting import Setting
 
 # A chunk touches this many times the second-level cache of its core. Measured with ViL masks on two cores with 1 MB
 # each: from one to three times, within 5 % of each other; at eight, up to 40 % slower.
@@ -35,7 +39,15 @@ class Launch:
     masks: ItemMasks | None
     memory_bytes: int
 
-    def attend(self, chunk, tokens, entries, out, begin, stats):
+    def attend(
+        self,
+        chunk: "_Chunk",
+        tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        entries: tuple[int, int],
+        out: torch.Tensor,
+        begin: int,
+        stats: torch.Tensor,
+    ) -> None:
         """Attend the items of `chunk` for the batch entries ``entries = (first, end)``.
 
         tokens: q, k, v [B, N, H*D]. Results are written to the rows of out [B, R, H*D] from `begin` on. Of parts, the
@@ -55,7 +67,7 @@ class Launch:
             both = torch.stack((logs, peaks)).permute(1, 3, 0, 2)
             stats[b:e, begin:end] = both.reshape(e - b, n_rows, 2, -1)
 
-    def chunk_bytes(self, head_bytes):
+    def chunk_bytes(self, head_bytes: int):
         """Most bytes that a chunk holds: gathered tokens of `head_bytes` a head, results, and masks as floats."""
         return max(
             chunk.entries * 2 * (len(chunk.rows) + len(chunk.keys)) * self.heads * head_bytes
@@ -91,7 +103,15 @@ class _Chunk:
     mask_ids: torch.Tensor | None
 
 
-def build(setting, blocks, form, block, run_lo, run_hi, spare_bytes):
+def build(
+    setting: "Setting",
+    blocks,
+    form: list[int] | tuple[int, int, bool, bool],
+    block: np.ndarray,
+    run_lo: np.ndarray,
+    run_hi: np.ndarray,
+    spare_bytes: int,
+) -> Launch:
     """The `Launch` of work items (int columns `block`, `run_lo`, `run_hi`) of one form.
 
     form: rows, runs, masked and split, see `work.WorkItems.forms`. spare_bytes: memory for masks that are expanded
@@ -130,10 +150,10 @@ def build(setting, blocks, form, block, run_lo, run_hi, spare_bytes):
         )
     held = 4 * sum(len(c.rows) + len(c.keys) for c in chunks) + (0 if masks is None else masks.held_bytes)
     results = rows[real].astype(np.int64), np.flatnonzero(real)
-    return Launch(tuple(chunks), setting.heads, setting.scale, split, rows.size, *results, masks, held)
+    return Launch(tuple(chunks), setting.heads, setting.scale, split, rows.size, *results, masks, held)  # type: ignore[arg-type, call-arg]  # mypy does not know the length of what is unpacked
 
 
-def item_bytes(setting, rows, keys, mask_heads):
+def item_bytes(setting: "Setting", rows: int, keys: int, mask_heads: int) -> tuple[int, int]:
     """``(own, shared)`` bytes of an item: of its queries, result and mask; of its keys and values."""
     token = setting.heads * setting.head_dim * setting.dtype.itemsize
     return 2 * rows * token + 4 * mask_heads * rows * keys, 2 * keys * token
@@ -191,17 +211,17 @@ def _repeat(x, entries):
     return x.repeat(entries, *[1] * (x.ndim - 1))
 
 
-def index(array):
+def index(array: np.ndarray) -> torch.Tensor:
     """An int32 tensor: 32-bit indices are gathered twice as fast as 64-bit ones."""
     return torch.from_numpy(np.ascontiguousarray(array, np.int32))
 
 
-def token_major(x):
+def token_major(x: torch.Tensor) -> torch.Tensor:
     """[B, H, N, D] → [B, N, H*D], contiguous."""
     return x.transpose(1, 2).flatten(2).contiguous()
 
 
-def take(tokens, rows, b, e):
+def take(tokens, rows: torch.Tensor, b: int, e: int) -> torch.Tensor:
     """Rows `rows` (int32, flat) of the batch entries ``b..e`` of tokens [B, N, C], one entry after another → [R, C]."""
     if e - b == 1:
         return tokens[b].index_select(0, rows)

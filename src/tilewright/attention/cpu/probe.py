@@ -1,8 +1,9 @@
 """Times of the work items of one blocks file, shape by shape and all together, by the executor's code (stage T3)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +18,10 @@ from tilewright.core import progress
 from tilewright.core.timing import FEWEST, time_call
 from tilewright.devices.cpu.workers import in_any_state, workers
 
+if TYPE_CHECKING:
+    from tilewright.attention.blocks import Blocks
+    from tilewright.attention.cpu.launch import Launch
+
 # A timing stops at this relative standard error of its mean.
 RSE = 0.03
 MIN_REPS = 10
@@ -27,7 +32,17 @@ WHOLE_SHARES = 2
 
 
 @in_any_state
-def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None):
+def measure(
+    blocks: "Blocks",
+    *,
+    heads: int,
+    head_dim: int,
+    dtype: str,
+    split_keys: int,
+    seed: int,
+    budget_s: float,
+    known: dict | None = None,
+):
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; see the contract in `attention.backends`.
 
     All workers run the launch of a class at the same time: all of it, or the part that the class's share of the budget
@@ -73,7 +88,7 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known
 class Probe:
     """Runs the launches of the work items of `blocks`, class by class, as the executor does, on random tokens."""
 
-    def __init__(self, blocks, *, heads, head_dim, dtype, split_keys, seed):
+    def __init__(self, blocks: "Blocks", *, heads: int, head_dim: int, dtype: str, split_keys: int, seed: int):
         """Make tokens and work items; dtype: a name such as ``float32``."""
         self.blocks, self.items = blocks, work.items(blocks, split_keys)
         self._setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
@@ -86,7 +101,7 @@ class Probe:
             torch.randn(1, heads, n, head_dim, **drawn).to(self._setting.dtype) for n in (n_q, n_k, n_k)
         )
 
-    def launch(self, shape, most=None):
+    def launch(self, shape: int, most: int | None = None):
         """The launch of all items of shape `shape`, or of its first `most`."""
         return self._launches[shape] if most is None else self._build(shape, most, MASK_BYTES)
 
@@ -104,7 +119,7 @@ class Probe:
         columns = (getattr(self.items, name)[member] for name in ("block", "run_lo", "run_hi"))
         return build(self._setting, self.blocks, self.items.forms[shape], *columns, spare_bytes)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
 
-    def whole(self, every):
+    def whole(self, every: int) -> tuple[Callable, np.ndarray]:
         """``(callable, left out)``: the executor's call with each `every`-th chunk of all items; left out: int [K], the
         items of each shape that do not run."""
         executor = assembled(self._launches, [0] * self.items.n_shapes, self._setting, self.blocks.shape)
@@ -115,7 +130,7 @@ class Probe:
             left_out[number[id(launch)]] -= chunk.items
         return lambda: some(self._q, self._k, self._v), left_out
 
-    def call(self, launch):
+    def call(self, launch: "Launch") -> tuple[Callable, int]:
         """``(callable, n)``: runs `launch`, which has n items, on all workers at the same time, once on each."""
         tokens, workers = self._tokens, self._workers
         out = tokens[0].new_empty(workers.n, launch.n_rows, tokens[0].shape[2])
@@ -142,25 +157,25 @@ class Probe:
         stats = values.new_zeros(rows, 2, launch.heads, dtype=torch.float64)
         return lambda: merge(values, stats, sources, launch.heads)
 
-    def handing(self):
+    def handing(self) -> Callable:
         """A callable that hands every worker an empty job."""
         return lambda: self._workers.run(lambda job: None, range(self._workers.n))
 
-    def passage(self):
+    def passage(self) -> Callable:
         """A callable that does what every call does besides its items: copy the tokens, and gather the results."""
         n, common = self.blocks.shape[0], self._setting
         sizes = n, 0, self.blocks.shape, common.heads, common.head_dim, common.dtype
         nothing = Executor((), (), (), index(np.arange(n)), *sizes, self.n_workers)
         return lambda: nothing(self._q, self._k, self._v)
 
-    def passing_rows(self, shape):
+    def passing_rows(self, shape: int) -> float:
         """Rows that one item of shape `shape` adds to the passage; the parts of a split block share its rows."""
         member = self.items.shape == shape
         block = self.items.block[member]
         parts = np.bincount(self.items.block, minlength=self.blocks.n_blocks)[block]
         return float((self.blocks.rows[block] / parts).mean())
 
-    def resources(self, shape):
+    def resources(self, shape: int) -> tuple[dict[str, float], float]:
         """``(resources, occupancy)`` of one item, in bytes: what it reads and writes; its result and its indices."""
         items = self.items
         rows, keys = int(items.shape_rows[shape]), int(items.shape_runs[shape]) * self.blocks.tile.run
@@ -173,7 +188,7 @@ class Probe:
         return tuple(token_major(x) for x in (self._q, self._k, self._v))
 
 
-def head(launch, n_chunks):
+def head(launch: "Launch", n_chunks: int) -> "Launch":
     """The first `n_chunks` chunks of a launch, as a launch."""
     chunks = launch.chunks[:n_chunks]
     return replace(launch, chunks=chunks, n_rows=sum(len(chunk.rows) for chunk in chunks))

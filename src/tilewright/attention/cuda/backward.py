@@ -41,7 +41,7 @@ TAKES_UNITS = BIAS_TAKES_UNITS = True
 _PEAK, _TILES = 10, 11
 
 
-def gradients(forward, q, k, v, out, grad):
+def gradients(forward, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor):
     """``(dq, dk, dv)`` of ``out = forward(q, k, v)`` for the gradient `grad` [B, H, N_q, D] of `out`, contiguous.
 
     forward: an `executor.Executor`. Raises `DeviceError` while a CUDA graph is captured, unless a call with tensors of
@@ -60,7 +60,9 @@ def prepared(forward):
     return base.backward
 
 
-def gradients_with_bias(forward, q, k, v, out, grad):
+def gradients_with_bias(
+    forward, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor
+):
     """``(dq, dk, dv, d_table)`` of an executor with a bias: d_table float32 [H, T], the sums over an entry's pairs.
 
     Otherwise as `gradients`.
@@ -84,7 +86,7 @@ class Forms:
     most_full: float = backward_lists.MOST_FULL
 
 
-def default(head_dim, dtype):
+def default(head_dim: int, dtype: torch.dtype) -> Forms:
     """The `Forms` that hold unless others are asked for."""
     form = lambda tile, narrow=False: config.for_backward(tile.rows, head_dim, dtype, narrow)  # noqa: E731
     return Forms(form, partial(form, narrow=True), form)
@@ -175,7 +177,7 @@ class Backward:
             torch.cuda.current_stream(device).synchronize()
 
     @property
-    def memory_bytes(self):
+    def memory_bytes(self) -> int:
         """Bytes of lists and masks held between calls."""
         own, places = sum(x.nbytes for x in self._own or ()), self._valued
         held = 0 if places is None else places.memory_bytes
@@ -191,14 +193,18 @@ class Backward:
         """Pairs of query and key that a head works through, padding included: ``(for queries, for keys)``."""
         return tuple(sum(launch.executed for launch in half) for half in self._halves.values())
 
-    def __call__(self, q, k, v, out, grad, table=None):
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, table=None
+    ):
         """``(dq, dk, dv)``, contiguous. Raises `PatternError` or `DeviceError` for tensors other than planned.
 
         table: values [H, T] in place of those of the bias, on the device, which are read in each call.
         """
         return self._again(False, q, k, v, out, grad, table)
 
-    def of_bias(self, q, k, v, out, grad, table=None):
+    def of_bias(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, table=None
+    ):
         """``(dq, dk, dv, d_table)``, the last float32 [H, T]. Raises as a call does."""
         if not len(q):
             shape = self._forward.source.common.bias.table.shape
@@ -270,7 +276,9 @@ class Backward:
             self._first(key, given, tensors)
         return tensors
 
-    def tensors(self, q, k, v, out, grad, table=None):
+    def tensors(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, table=None
+    ):
         """What launches take: these, memory for their gradients, for the numbers of each query, and `values`."""
         n_q, n_k = self._forward.shape
         dq, dk, dv = (q.new_empty(*q.shape[:2], n, q.shape[3]) for n in (n_q, n_k, n_k))
@@ -549,7 +557,7 @@ class QueryLaunch(_Launch):
         """int32 [steps + 1, step_keys], likewise."""
         return self._held[2]
 
-    def images(self, batch):
+    def images(self, batch: int):
         """Images of a batch that each item has."""
         return batch if self._units is None or self._units.by == "head" else 1
 
@@ -562,7 +570,7 @@ class QueryLaunch(_Launch):
         """What scores are multiplied by to base 2."""
         return self._size * math.log2(math.e)
 
-    def find_peaks(self, common, heads, begin, source):
+    def find_peaks(self, common, heads: int, begin, source) -> None:
         """Write to `source`, int64 [lanes, N_q], where the greatest bias of each query of these lists stands.
 
         They stand by family, heads of tiles and rows from `begin` on, see `bias_values.Tiles`.

@@ -29,7 +29,7 @@ SMALL_ROWS, SMALL_COST = 16, 2.5
 MOST_FULL = 0.5
 
 
-def transposed(used, shape):
+def transposed(used, shape: tuple[int, ...]):
     """The transpose of the pattern that the blocks cover, in the plan's order, as a boolean ``csr_array`` [N_k, N_q].
 
     used: ``[(blocks, int ids), …]``, ids ascending.
@@ -62,7 +62,7 @@ def _take(row_ptr, run_ptr, run_keys, run_mask, masks, ids, place, indices):
                         place[key] += 1
 
 
-def as_graph(found, patterns=1):
+def as_graph(found, patterns: int = 1):
     """The `Graph` of a boolean sparse array whose rows are to be cut: of several patterns, one above the other."""
     found = found.tocsr()
     found.sort_indices()

@@ -36,7 +36,7 @@ class BiasGradients:
     Where heads have patterns of their own, one head of the tiles holds the entries of all (`executor.bias_table`).
     """
 
-    def __init__(self, launches, common, device):
+    def __init__(self, launches, common, device: torch.device | str):
         """launches: `backward.QueryLaunch` of each tile, whose masks are tiles of the bias. common: their `Setting`."""
         heads, self._shape = executor.mask_heads(common), common.bias.table.shape
         entries = common.bias.table.numel() // heads
@@ -64,7 +64,7 @@ class BiasGradients:
             )
 
     @property
-    def memory_bytes(self):
+    def memory_bytes(self) -> int:
         """Bytes of lists held between calls."""
         return sum(x.nbytes for step in self._steps for x in step[:2]) + sum(p.memory_bytes for p, _ in self._parts)
 

@@ -29,7 +29,7 @@ class Tiles:
     Its calls take a contiguous table [mask heads, T] on the device, of any float type.
     """
 
-    def __init__(self, lists, mask_heads, scale, device, relative=True):
+    def __init__(self, lists, mask_heads, scale: float, device: torch.device | str, relative: bool = True):
         """mask_heads: rows of the tables. scale: what relative values are divided by. relative: whether the greatest of
         each row is taken off its values, and their scale."""
         self._heads, self._relative, self._device = mask_heads, relative, device
@@ -49,7 +49,7 @@ class Tiles:
         )
 
     @property
-    def memory_bytes(self):
+    def memory_bytes(self) -> int:
         """Bytes of lists held between calls."""
         return sum(x.nbytes for x in self._held)
 
@@ -83,13 +83,13 @@ class Tiles:
 class Spread:
     """Gives each query the greatest bias of its row, out of the peaks of several `Tiles`; made once, for all values."""
 
-    def __init__(self, source, device):
+    def __init__(self, source, device: torch.device | str):
         """source: int [lanes, N_q], where the greatest bias of each query stands among the peaks."""
         self._source, self._shape = torch.from_numpy(source.astype(np.int32)).to(device), source.shape
         self._gather = Repeated(bias_value_kernels.tilewright_spread_peaks, device, REFUSED)
 
     @property
-    def memory_bytes(self):
+    def memory_bytes(self) -> int:
         """Bytes of lists held between calls."""
         return self._source.nbytes
 

@@ -63,7 +63,7 @@ _LOG = logging.getLogger(__name__)
 _HELD: dict = {}
 
 
-def made_for(tile, head_dim, dtype, form):
+def made_for(tile, head_dim: int, dtype, form):
     """What a calibration of `tile` in a form, made here and now, holds for, a JSON-able dict."""
     return forms.here(CODE, tile, head_dim, dtype) | asdict(form)
 
@@ -74,7 +74,7 @@ def path_of(stated):
     return caches.folder() / KIND / f"{stated['dtype']}-{stated['head_dim']}-{stated['rows']}-{digest}.json"
 
 
-def of(chosen, head_dim, dtype, anew=False):
+def of(chosen, head_dim, dtype, anew: bool = False) -> dict:
     """``{tile name: (Calibration, …)}`` of the tiles `chosen`, one for each form that is `forms.kept` of it, in their
     order: what no file holds yet is measured and written.
 
@@ -102,7 +102,7 @@ def of(chosen, head_dim, dtype, anew=False):
     return {tile.name: tuple(_HELD[path_of(stated[tile, form])] for form in kept[tile]) for tile in chosen}
 
 
-def summary(calibration):
+def summary(calibration) -> dict:
     """What a person wants to know of a `Calibration`, ``{name: text}``: microseconds of a step with all programs."""
     kernel = calibration.kernel(RANKS[0])
     steps = {each.rank: f"{each.steady_us[2]:.2f}" for each in calibration.kernels}
@@ -162,7 +162,7 @@ class Gpu:
         self._tokens: tuple[torch.Tensor, ...] = ()
 
     @property
-    def setup(self):
+    def setup(self) -> Setup:
         """What the points of this tile share."""
         sizes = {name: self.facts[name] for name in ("multiprocessors", "l2_bytes")}
         form = self.form or forms.of(self.tile, self.head_dim, self.dtype)
@@ -175,14 +175,14 @@ class Gpu:
         launch, tokens = self.prepared(lists, FEW_TOKENS, 1)
         return probe.resources(launch(*tokens), self.facts)
 
-    def timed(self, lists, n_tokens, batch):
+    def timed(self, lists, n_tokens: int, batch):
         """``(microseconds, spread)`` of a launch of `lists` over `batch` entries of `n_tokens` tokens."""
         launch, tokens = self.prepared(lists, n_tokens, batch)
         launch(*tokens)
         found = time_gpu(lambda: launch(*tokens), min_reps=MIN_REPS, max_seconds=SHARE_S, rse_target=RSE)
         return found.p50_us, (found.p80_us - found.p20_us) / found.p50_us
 
-    def prepared(self, lists, n_tokens, batch):
+    def prepared(self, lists, n_tokens: int, batch: int):
         """``(launch, tokens)`` of `lists`: q, k, v and memory for the result, a head of `batch` entries."""
         if self._size != (n_tokens, batch):
             # One set at a time: those beyond the second-level cache are large.
@@ -230,7 +230,7 @@ def measure(gpu, stated):
     return fitted(setup, us, groups, needs, made_for=stated, spread=spread, seconds=seconds)
 
 
-def compile_ahead(chosen, head_dim, dtype):
+def compile_ahead(chosen, head_dim: int, dtype: torch.dtype) -> None:
     """Compile the variants for pairs `chosen` of a tile and a form in processes side by side; Triton finds them in its
     cache then.
 
@@ -241,12 +241,12 @@ def compile_ahead(chosen, head_dim, dtype):
     side_by_side(__name__, head_dim, dtype, jobs)
 
 
-def side_by_side(module, head_dim, dtype, jobs):
+def side_by_side(module, head_dim: int, dtype: torch.dtype, jobs) -> set:
     """Have processes of `module`, a dotted name, do `jobs`, words each; returns the jobs that they say are done."""
     n = min(len(jobs), len(os.sched_getaffinity(0)))
     source = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", module, str(head_dim), dtype]
+    command: list = [sys.executable, "-m", module, str(head_dim), dtype]
     with tempfile.TemporaryFile("w+") as said:
         where: dict[str, Any] = {"stdout": said, "stderr": subprocess.DEVNULL}
         running = [subprocess.Popen([*command, *jobs[i::n]], env=environment, **where) for i in range(n)]

@@ -1,9 +1,14 @@
 """How the attention kernels are compiled: how a head dim is loaded, and what suits a tile or a packed batch."""
 
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 from tilewright.core.errors import ArtifactError, PatternError, TileError
 from tilewright.devices.cuda.facts import FEWEST_ROWS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 # Head dims as the powers of two that they are loaded in, as little as possible beyond them: one, or one and a smaller.
 _POWERS = [(a, b) for a in (16, 32, 64, 128, 256) for b in (0, 16, 32, 64, 128) if b < a and a + b <= 256]
@@ -68,7 +73,7 @@ class KernelConfig:
     loads: str = GATHER
 
 
-def read(stated):
+def read(stated) -> KernelConfig:
     """The `KernelConfig` that a file states as a dict. Raises `ArtifactError`."""
     numbers = {field.name for field in fields(KernelConfig)} - {"loads"}
     given = [value for name, value in stated.items() if name != "loads" and (name, value) != ("maxnreg", None)]
@@ -88,7 +93,7 @@ def for_tile(tile, head_dim, dtype, room=ANY_ROOM):
     return candidates(tile, head_dim, dtype, room)[0]
 
 
-def candidates(tile, head_dim, dtype, room):
+def candidates(tile, head_dim: int, dtype: "torch.dtype", room):
     """Forms of a tile's kernel that fit `room`, distinct, a tuple: first the default, then those that differ from it in
     one choice of the grid. Of a tile whose keys come in blocks, each of these also with each of `LOADS` where a step is
     one block. For Hopper, those of `WARPS_GRID`.
@@ -126,7 +131,7 @@ def candidates(tile, head_dim, dtype, room):
     return tuple(dict.fromkeys([found[0], *of_first, *_by_warps(tile, head_dim, dtype, room), *found, *more]))
 
 
-def runs_by_warps(rows, head_dim, dtype, capability):
+def runs_by_warps(rows: "np.ndarray", head_dim: int, dtype: "torch.dtype", capability):
     """Whether `tile_warp_kernel` runs tiles of so many rows on a GPU of this compute capability."""
     return (
         (dtype.itemsize == 2 and capability == WARPS_CAPABILITY) and rows in WARPS_GRID and head_dim in WARPS_HEAD_DIMS
@@ -146,7 +151,7 @@ def _by_warps(tile, head_dim, dtype, room):
             yield KernelConfig(step_keys, num_stages, maxnreg=min(248, most), loads=WARPS)
 
 
-def gathering(form, tile, head_dim, dtype):
+def gathering(form, tile, head_dim: int, dtype: "torch.dtype"):
     """The form of the plain kernel, of as many keys a step, for launches that a form by warps does not hold for."""
     found = replace(for_tile(tile, head_dim, dtype), step_keys=form.step_keys)
     # A step's keys, values and, of launches with a bias, tile of it.
@@ -172,7 +177,7 @@ def _form(rows, room, step_keys, num_stages, programs, warp_rows):
     return KernelConfig(step_keys, num_stages, num_warps, min(255, room.registers // (programs * threads) // 8 * 8))
 
 
-def for_packed(rows, head_dim, dtype):
+def for_packed(rows, head_dim, dtype: "torch.dtype"):
     """The `KernelConfig` of packed attention with `rows` queries a program.
 
     In 16 bits, 16 queries a warp. float32 does not use the tensor cores: it has few keys a step and as many warps as
@@ -188,13 +193,13 @@ def _maxnreg(rows, width):
     return _MAXNREG.get(width) if rows >= _MAXNREG_ROWS else None
 
 
-def check_head_dim(head_dim):
+def check_head_dim(head_dim: int) -> None:
     """Raise `PatternError` for a head dim that the kernels do not have."""
     if head_dim not in HEAD_DIMS:
         raise PatternError(f"head_dim: expected a multiple of 8 from 8 to {max(HEAD_DIMS)} on a GPU, found {head_dim}")
 
 
-def for_backward(rows, head_dim, dtype, narrow=False):
+def for_backward(rows: "np.ndarray", head_dim: int, dtype: "torch.dtype", narrow: bool = False) -> KernelConfig:
     """The `KernelConfig` of the backward's kernels with `rows` rows a program.
 
     narrow: of a kernel of keys whose lists let it have 32 queries a step, see `backward.narrow`.

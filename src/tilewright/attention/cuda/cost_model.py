@@ -7,6 +7,7 @@ with these durations, program by program, in the order of its items.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from tilewright.attention.cuda import config, tile_lists
 from tilewright.attention.cuda.tile_lists import Item, Part
 from tilewright.attention.profile import ItemShape, fitted
 from tilewright.core.compiled import njit
+
+if TYPE_CHECKING:
+    import torch
 
 # Of programs beyond so many, the first are taken to run at the full rate: only how the last ones end is uneven.
 PLAYED = 1 << 17
@@ -49,7 +53,7 @@ class Launch:
     missed_tiles: float = 0.0
 
 
-def predict(blocks, *, heads, head_dim, dtype, split_keys, calibration, bias_heads=None):
+def predict(blocks, *, heads: int, head_dim: int, dtype: "torch.dtype", split_keys, calibration, bias_heads=None):
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`, as `probe.measure` gives them.
 
     bias_heads: heads with a bias of their own, None without a bias. `tile_us` is what the launch of all items takes
@@ -103,7 +107,7 @@ def predict(blocks, *, heads, head_dim, dtype, split_keys, calibration, bias_hea
     return 0.0, *fitted(shapes, whole_us=whole_us, load_us=all_us, lanes=multiprocessors)
 
 
-def describe(lists, calibration, hb, head_dim, dtype, bias_heads=None):
+def describe(lists, calibration, hb, head_dim: int, dtype: "torch.dtype", bias_heads=None) -> Launch:
     """The `Launch` of `TileLists` for `hb` heads times batch entries."""
     steps = lists.items[:, Item.STEPS].astype(np.int64)
     full = lists.items[:, Item.FULL_STEPS].astype(np.int64) if bias_heads is None else np.zeros_like(steps)
@@ -223,7 +227,7 @@ def _reads(used, steps, wave):
     return reads
 
 
-def depth(rank):
+def depth(rank: int):
     """How much of a mask of `rank` is read in a step, where the greatest rank, or a tile, is 1; of intervals little, of
     bytes as much as of that rank."""
     if rank in (0, tile_lists.BYTES):

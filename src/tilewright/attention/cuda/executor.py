@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,17 @@ class Source:
     used: list
 
 
-def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", units=None, **options):
+def prepare(
+    schedule,
+    blocks,
+    *,
+    heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cuda",
+    units=None,
+    **options,
+) -> "Executor":
     """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
 
     blocks: ``{tile: Blocks}``. Kernels have the forms that the schedule states, else this GPU's (`forms`). device: of
@@ -84,7 +95,7 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", units=No
     return Executor(launches, shape, heads, head_dim, dtype, device, written < n_rows, source)
 
 
-def lists_of(build, cover, columns, common, n_rows):
+def lists_of(build, cover, columns, common, n_rows: int):
     """The `TileLists` of items `columns` of a `cover`, of all units where there are several patterns of `n_rows` rows.
 
     build: ``callable(cover, *columns) -> TileLists``.
@@ -143,7 +154,7 @@ def _expect_no_capture():
         )
 
 
-def lanes(batch, heads, units):
+def lanes(batch: int, heads: int, units):
     """Heads that each work item has in a batch."""
     return batch * heads if units is None else units.lanes(batch)
 
@@ -170,7 +181,9 @@ class Launch:
             self._gathering, holds = self._config, _one_by_one(lists, keys)
         self._loads = self._loads if holds else config.GATHER
         # Where values of a bias stand in its tiles, and the tiles of those that it was planned with, once asked for.
-        self._common, self._scale, self._places, self._own = common, scale, None, None
+        self._common, self._scale = common, scale
+        self._places: Any = None
+        self._own: Any = None
         left, right, heads = masks(lists, common, device)
         positions = (_to(device, x.astype(np.int32)) for x in (rows, keys[lists.keys]))
         # In the kernel's order; tiles of a bias are of each call.
@@ -184,10 +197,11 @@ class Launch:
             "ACROSS": 0 if common.units is None else common.units.step,
         }  # fmt: skip
         # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
-        self._stream, self._scratch = launcher.current_stream(left.device), {}
+        self._stream = launcher.current_stream(left.device)
+        self._scratch: dict = {}
 
     @property
-    def tiled(self):
+    def tiled(self) -> bool:
         """Whether masks are tiles of a bias, which each call is given."""
         return self._held[RIGHT] is None
 
@@ -227,17 +241,17 @@ class Launch:
         return other
 
     @property
-    def memory_bytes(self):
+    def memory_bytes(self) -> int:
         """Bytes of lists and masks held between calls."""
         held = sum(x.nbytes for x in (*self._held, self._own) if x is not None)
         return held + (0 if self._places is None else self._places.memory_bytes)
 
-    def scratch_bytes(self, batch):
+    def scratch_bytes(self, batch: int):
         """Bytes that what split items leave takes, for each stream that calls; at most four times those of the largest
         batch where smaller ones came before."""
         return scratch_bytes(self.lists, self._lanes(batch), self._d0 + self._d1)
 
-    def __call__(self, q, k, v, out, tiles=None):
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, tiles=None):
         """Attend the items through Triton's own launch; returns the compiled kernel.
 
         tiles: of a bias, see `tiles`; None for those that it was planned with.
@@ -269,7 +283,7 @@ class Launch:
         launcher.taken_down(compiled, grid, (q, k, v, out, *memory), (*sizes, *constants.values()))
         return compiled
 
-    def direct(self, compiled, q, k, v, out, number=0):
+    def direct(self, compiled: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out, number: int = 0):
         """``callable(addresses of q, k, v, out, and of tiles, the launch's own at this number)`` that launches
         `compiled` for tensors of this layout, see `launcher.direct`."""
         memory, sizes, constants = self._arguments(q, k, v, out)
@@ -309,7 +323,7 @@ class Launch:
         constants["ACROSS"] = constants.pop("ACROSS")
         return memory, (*sizes, self._n_keys, self._scale_log2), constants
 
-    def loads(self, q, k, v):
+    def loads(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """How the keys and values of a step are loaded for these tensors, of `config.LOADS`."""
         if self._loads == config.WARPS:
             # Copies of 16 bytes need that Triton knows of their alignment: it does of multiples of 16.
@@ -369,7 +383,7 @@ def _to(device, array):
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
-def masks(lists, common, device):
+def masks(lists, common, device: torch.device | str):
     """``(left, right, mask heads)`` as the kernel reads them: factors, intervals or bytes; None for tiles of a bias,
     which calls are given."""
     left = _to(device, lists.left).to(common.dtype)
@@ -386,7 +400,7 @@ def masks(lists, common, device):
     return left, None, mask_heads(common)
 
 
-def scratch_bytes(lists, hb, width):
+def scratch_bytes(lists, hb, width: int):
     """Bytes that the parts of split items leave for `hb` heads of `width` values, as the kernel has them."""
     return 4 * hb * lists.part_rows * (width + 2)
 
@@ -413,7 +427,9 @@ class Executor:
     was asked for; preparing: a lock to hold while it is made.
     """
 
-    def __init__(self, rounds, shape, heads, head_dim, dtype, device, incomplete, source):
+    def __init__(
+        self, rounds, shape: tuple[int, ...], heads: int, head_dim: int, dtype: torch.dtype, device, incomplete, source
+    ):
         self._rounds, self.shape, self.heads, self.head_dim = rounds, shape, heads, head_dim
         self.dtype, self.device, self.incomplete = dtype, device, incomplete
         self.source, self.backward, self.preparing = source, None, Lock()
@@ -427,28 +443,28 @@ class Executor:
         self._of_tables = tape.Calls(device, self._with_table)
 
     @property
-    def launches(self):
+    def launches(self) -> tuple:
         """Each `Launch`, in order, those of a round together."""
         return tuple(itertools.chain(*self._rounds))
 
     @property
-    def memory_bytes(self):
+    def memory_bytes(self) -> int:
         """Bytes of lists and masks held between calls."""
         return sum(launch.memory_bytes for launch in self.launches)
 
     @property
-    def executed(self):
+    def executed(self) -> int:
         """Pairs of query and key that a head works through, padding included."""
         lists = [launch.lists for launch in self.launches]
         total = sum(x.rows * x.step_keys * int(x.items[:, Item.STEPS].sum()) for x in lists)
         return total // (1 if self.units is None else len(self.units.group))
 
-    def peak_bytes(self, batch):
+    def peak_bytes(self, batch: int):
         """Most bytes that calls hold beyond their arguments: the result, and what split items leave."""
         result = batch * self.heads * self.shape[0] * self.head_dim * self.dtype.itemsize
         return result + sum(launch.scratch_bytes(batch) for launch in self.launches)
 
-    def __call__(self, q, k, v, table=None):
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table=None):
         """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned.
 
         table: values [H, T] in place of those of the bias, see `with_bias`.
@@ -475,7 +491,7 @@ class Executor:
         with self._lock:
             return self._first(key, q, k, v, tiles)
 
-    def of_table(self, q, k, v, table):
+    def of_table(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table):
         """As a call with a `table`, by launches that were taken down where it consists of them."""
         # What writes zeros or copies a table is no launch.
         if self.incomplete or not table.is_contiguous() or table.device != q.device:
@@ -491,7 +507,7 @@ class Executor:
         with self._lock:
             return (self._first(key, q, k, v, tiles),)
 
-    def with_bias(self, table):
+    def with_bias(self, table) -> "Valued":
         """This executor with other values of its bias, float [H, T] on its device: see `attention.backends`."""
         return Valued(self, table)
 
@@ -560,9 +576,9 @@ class Valued:
     def __init__(self, base, table):
         self.base, self.table = base, table.detach()
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str):
         return getattr(self.base, name)
 
-    def __call__(self, q, k, v):
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """Attention over the pattern, see `Executor`."""
         return self.base.of_table(q, k, v, self.table)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,12 +65,12 @@ class Choice:
     trials: tuple[Trial, ...]
 
 
-def of(tile, head_dim, dtype):
+def of(tile, head_dim: int, dtype: torch.dtype):
     """The first of the forms `kept`, for a launch of which nothing else is known."""
     return kept(tile, head_dim, dtype)[0]
 
 
-def kept(tile, head_dim, dtype):
+def kept(tile, head_dim: int, dtype: torch.dtype):
     """The forms of `tile` for programs of `head_dim` and torch's `dtype` on this GPU, a tuple of `KernelConfig`: those
     of its `Choice`, else the default alone.
 
@@ -90,7 +91,7 @@ def stated(tile, head_dim, dtype):
     return tuple(asdict(form) for form in kept(tile, head_dim, getattr(torch, dtype)))
 
 
-def as_stated(form):
+def as_stated(form) -> dict:
     """A form as files state it: numbers, words and None by name."""
     return {name: int(value) if isinstance(value, bool) else value for name, value in asdict(form).items()}
 
@@ -112,12 +113,12 @@ def room(device):
     return config.Room(device["shared_bytes"], device["registers"], (major, minor))
 
 
-def made_for(tile, head_dim, dtype):
+def made_for(tile, head_dim: int, dtype):
     """What a choice holds for that is made now, a JSON-able dict; dtype: a name. Raises `DeviceError` without a GPU."""
     return here(CODE, tile, head_dim, dtype) | {"run": tile.run}
 
 
-def here(code, tile, head_dim, dtype):
+def here(code, tile, head_dim: int, dtype) -> dict:
     """What times of `tile`, or of whatever has rows, hold for that are taken on this GPU now, by the modules `code`; a
     JSON-able dict."""
     device = devices.describe("cuda")
@@ -148,7 +149,7 @@ def held(path, stated, say=False, read=config.read):
     return _HELD[path]
 
 
-def keep(path, choice):
+def keep(path: str | Path, choice) -> None:
     """Use a `Choice` in this process, and write its file."""
     _HELD[path] = choice
     try:

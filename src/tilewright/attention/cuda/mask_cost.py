@@ -1,9 +1,14 @@
 """What the masks of an order add to the steps of a GPU, told from a sample before anything is tiled (stage T2)."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from tilewright.attention.cuda.mask_factors import factors
 from tilewright.attention.cuda.tile_lists import RANKS
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 # Groups whose masks are looked at, spread over the order.
 SAMPLE = 16
@@ -13,7 +18,7 @@ _MOST_KEYS = 4096
 OTHERS_DEPTH = RANKS[-1]
 
 
-def mask_cost(graph, row_ptr, head_dim):
+def mask_cost(graph: "Graph", row_ptr, head_dim: int):
     """How many times as much a step costs with the masks of the groups of rows `row_ptr` as without any.
 
     A step has two products of depth `head_dim`. Masks of rank R add one of depth R, others count as one of

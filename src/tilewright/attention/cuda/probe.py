@@ -25,7 +25,9 @@ MIN_REPS = 10
 MOST_THREADS, MOST_PROGRAMS, PARTS = 2048, 32, 4
 
 
-def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None, form=None):
+def measure(
+    blocks, *, heads: int, head_dim: int, dtype: torch.dtype, split_keys, seed: int, budget_s, known=None, form=None
+):
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; arguments as in `attention.measure`.
 
     An item is one program for each head. A shape is timed with as many items as all blocks have, since the time of a
@@ -91,7 +93,7 @@ class Probe:
     lists: `TileLists` of all `items`. shape: int [I], the shape of each item of the lists. setting: of the kernel.
     """
 
-    def __init__(self, blocks, items, *, heads, head_dim, dtype, seed, form=None):
+    def __init__(self, blocks, items, *, heads, head_dim, dtype, seed: int, form=None):
         """Make lists and tokens; items: ``work.items(blocks, …)``; dtype: a name such as ``bfloat16``; form: see
         `measure`."""
         self.setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
@@ -110,7 +112,7 @@ class Probe:
         """The compiled kernel, after a launch of all items."""
         return self._launch(*self._tokens)
 
-    def timed(self, lists, seconds):
+    def timed(self, lists, seconds: float):
         """The `Timing` of a launch of `lists`, some of the items, in about so many seconds."""
         launch = self._launch.with_items(lists)
         return time_gpu(lambda: launch(*self._tokens), min_reps=MIN_REPS, max_seconds=seconds, rse_target=RSE)
@@ -130,7 +132,7 @@ def repeated(lists, times):
     return replace(lists, items=flat, parts=parts.reshape(-1, len(Part)), **totals)
 
 
-def resources(compiled, device):
+def resources(compiled, device) -> dict:
     """What one program takes of a multiprocessor, and how many are resident there for that."""
     threads, shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
     # Registers are handed out to warps in units of 256, shared memory with a kilobyte of the system's own.

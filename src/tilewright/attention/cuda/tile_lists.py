@@ -87,7 +87,7 @@ class TileLists:
     partial: bool
 
 
-def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True, forms=FORMS):
+def build(blocks, block, run_lo, run_hi, step_keys: int, index=None, masks: bool = True, forms=FORMS) -> TileLists:
     """`TileLists` of work items (int columns `block`, `run_lo`, `run_hi`) of `blocks`.
 
     step_keys: a multiple of a run. index: with a bias, ``callable(rows, keys) -> int array``, its index for rows and
@@ -183,7 +183,7 @@ def subset(lists, here):
     return replace(lists, items=items, parts=parts, groups=groups, part_rows=part_rows)
 
 
-def of_units(lists, units, n_rows):
+def of_units(lists, units, n_rows: int):
     """`TileLists` of patterns that stand one above the other, `n_rows` each, as those of all `units`.
 
     Keys and masks stay those of the patterns. The record of an item has one more field: the first head of its unit,

@@ -1,15 +1,20 @@
 """The order of the keys that goes with an order of the queries (stage T2)."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from tilewright.core.errors import PatternError
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 # ASSUME: a row that sees more than this multiple of the median number of keys (a global token) says little about
 # locality.
 WIDE = 2.0
 
 
-def key_order(graph, row_order, symmetric):
+def key_order(graph: "Graph", row_order: np.ndarray, symmetric) -> tuple[np.ndarray, bool]:
     """``(col_order int32 [N_k], symmetric)`` for `row_order` under the setting `symmetric` (see
     `tilewright.attention.reorder`).
 

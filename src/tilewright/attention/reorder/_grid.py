@@ -15,12 +15,16 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilewright.attention.reorder._axes import WIDE
 from tilewright.attention.reorder._quotient import join, quotient, rename, split, transpose
 from tilewright.core.compiled import njit
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 # Most axes of a grid.
 AXES = 3
@@ -50,12 +54,12 @@ class Grid:
     reach: tuple[int, ...]
 
     @property
-    def info(self):
+    def info(self) -> dict:
         """What `reorder.apply` says of it."""
         return {"sides": list(self.sides), "wrapped": list(self.wrapped), "parts": int(self.part.max()) + 1}
 
 
-def order(graph):
+def order(graph: "Graph"):
     """``(row_order int32 [N_q], info)`` of `graph` in boxes of its grid; None where it has none.
 
     Wide rows and rows without keys come last (see `_quotient.parts`).

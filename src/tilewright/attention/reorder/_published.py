@@ -6,11 +6,15 @@ have no such limit.
 """
 
 import heapq
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilewright.attention.blocks.cut import unit_rows
 from tilewright.core.compiled import njit
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 
 def iterative(graph, col_block, tau, cap, rounds):
@@ -68,7 +72,7 @@ def _iterative(indptr, units, row_id, n_units, tau, cap, rounds):
     return order
 
 
-def hierarchical(graph, col_block, neighbors, mean_size):
+def hierarchical(graph: "Graph", col_block, neighbors, mean_size):
     """Row order int32 [N_q] of the published hierarchical clustering.
 
     Bottom-up: the pair of clusters with the smallest Hamming distance of their unions merges, among the at most

@@ -1,13 +1,17 @@
 """How good an order is: the work of attention over the gathered keys of consecutive queries (stage T2)."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilewright.attention.blocks.cut import best_gathered, gathered
 
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
-def work_fraction(graph, row_order=None, rows=64, best_cut=False):
+
+def work_fraction(graph: "Graph", row_order: np.ndarray | None = None, rows: int = 64, best_cut: bool = False) -> float:
     """Gathered work as a fraction of dense attention, see `attention.blocks.cut.gathered`.
 
     `row_order` int [N_q] (``order[new] = old``; None: as the graph stands). Groups are `rows` consecutive queries,

@@ -7,11 +7,15 @@ distinguish rows and are left out.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilewright.attention.blocks.cut import unit_rows
 from tilewright.core.compiled import njit
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 # Units seen by more than this share of the rows are in the union of nearly every group, whatever the order.
 UBIQUITOUS = 0.9
@@ -40,13 +44,13 @@ class Quotient:
     bare: np.ndarray
 
 
-def parts(graph, col_block, wide):
+def parts(graph: "Graph", col_block, wide) -> list:
     """Quotients of the ordinary rows, of those that see more than `wide` times the median number of keys, and of the
     rows without keys: what is ordered one after the other. Absent ones are left out."""
     return [quotient(graph, rows, col_block) for rows in split(graph, wide) if len(rows)]
 
 
-def split(graph, wide):
+def split(graph: "Graph", wide: float) -> list[np.ndarray]:
     """Distinct rows that queries have, int64 arrays: the ordinary ones, the wide ones, those without keys."""
     degree, present = np.diff(graph.indptr), np.bincount(graph.row_id, minlength=graph.n_distinct) > 0
     aside = degree > max(wide * np.median(graph.row_degree), 1)
@@ -54,7 +58,7 @@ def split(graph, wide):
     return [np.flatnonzero(c & present) for c in chosen]
 
 
-def join(graph, orders):
+def join(graph: "Graph", orders):
     """Row order int32 [N_q] from ``(quotient, order of its rows)`` pairs; equal rows stay together, bare ones last."""
     class_order = np.concatenate([ids for q, order in orders for ids in (q.rows[order], q.bare)])
     rank = np.zeros(graph.n_distinct, np.int64)
@@ -62,7 +66,7 @@ def join(graph, orders):
     return np.argsort(rank[graph.row_id], kind="stable").astype(np.int32)
 
 
-def quotient(graph, rows, col_block=1, exact=False):
+def quotient(graph: "Graph", rows: np.ndarray, col_block: int = 1, exact: bool = False) -> Quotient:
     """The `Quotient` of some distinct `rows` of `graph`; columns in natural blocks of `col_block`.
 
     exact: no units are sampled, and those that all rows see are left out alone, not those that nearly all do.

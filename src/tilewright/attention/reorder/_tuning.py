@@ -1,6 +1,7 @@
 """Settings that a user leaves open are chosen on the graph itself (stage T2)."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -8,13 +9,16 @@ import numpy as np
 from tilewright.attention.reorder._axes import WIDE
 from tilewright.core import progress
 
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
+
 # Distinct rows on which settings are tried; a larger graph is tuned on as many that lie together. On patterns of 16,384
 # rows without a grid, the best cut gathers between 8 % less and 5 % more than with settings tuned on the whole, which
 # takes three to eight times as long.
 TUNE_ROWS = 2048
 
 
-def check(params, published, grid):
+def check(params, published: dict, grid: dict) -> None:
     """Raise ValueError (which `msgspec.convert` reports) for a setting of the other variant of `params`."""
     known = [*published] if params.variant == "paper" else [*grid, "grid"]
     if foreign := _given(params).keys() - set(known):
@@ -23,7 +27,7 @@ def check(params, published, grid):
         )
 
 
-def settle(params, published, grid):
+def settle(params, published, grid) -> tuple[dict[str, float], dict[str, tuple]]:
     """``(used, free)``: the settings of the variant of `params` as a dict, and those left to tune with their values.
 
     ``variant: paper`` takes what is left open from `published` and tunes nothing; the default variant takes the first
@@ -36,7 +40,7 @@ def settle(params, published, grid):
     return {key: values[0] for key, values in grid.items()} | given, free
 
 
-def on_grid(graph, params):
+def on_grid(graph: "Graph", params):
     """``(row_order, settings)`` by the grid of a pattern (see `_grid.order`), or None.
 
     None where the pattern has no grid, and where `params` asks for the procedure by its settings.
@@ -53,7 +57,7 @@ def _given(params):
     return {k: v for k, v in settings.items() if v is not None and k not in ("variant", "symmetric")}
 
 
-def tuned(name, graph, used, free, arrange):
+def tuned(name: str, graph: "Graph", used, free, arrange):
     """``(row_order, used)`` after trying the values of `free` one setting after the other, each time keeping the best.
 
     ``arrange(graph, settings) -> row_order``.

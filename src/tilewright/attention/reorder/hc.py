@@ -6,12 +6,15 @@ under a cap and then puts the clusters in an order (see `tilewright.attention.re
 """
 
 from functools import cache
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
 from tilewright.attention.reorder import _tuning
 from tilewright.attention.reorder._axes import WIDE, key_order
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 PUBLISHED = {"col_block": 16, "neighbors": 64, "mean_size": 8}
 GRID = {
@@ -43,11 +46,11 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mean_size: Annotated[float, msgspec.Meta(ge=1)] | None = None
     grid: bool | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _tuning.check(self, PUBLISHED, GRID)
 
 
-def order(graph, params):
+def order(graph: "Graph", params: Params):
     """Order of the clusters, and of the rows within by the tree of merges (see `tilewright.attention.reorder`)."""
     from tilewright.attention.reorder import _linkage, _published, _quotient
 

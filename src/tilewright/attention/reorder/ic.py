@@ -7,12 +7,15 @@ out to lie on one (see `tilewright.attention.reorder._grid`), and else grows gro
 """
 
 from functools import cache
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
 from tilewright.attention.reorder import _tuning
 from tilewright.attention.reorder._axes import WIDE, key_order
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 PUBLISHED = {"col_block": 16, "tau": 0.6, "cap": None, "rounds": 2}
 GRID = {"wide": (WIDE, 1.25, 8.0), "cap": (64, 32, 128), "col_block": (1, 8), "tau": (1.0, 0.5)}
@@ -37,11 +40,11 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds: Annotated[int, msgspec.Meta(ge=1)] | None = None
     grid: bool | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _tuning.check(self, PUBLISHED, GRID)
 
 
-def order(graph, params):
+def order(graph: "Graph", params: Params):
     """Order of the groups in which they were grown (see `tilewright.attention.reorder`)."""
     from tilewright.attention.reorder import _growth, _published, _quotient
 

@@ -1,9 +1,14 @@
 """The natural order: what every other order is compared with (stage T2)."""
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 
 from tilewright.attention.reorder._axes import key_order
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -12,7 +17,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     symmetric: bool | None = None
 
 
-def order(graph, params):
+def order(graph: "Graph", params: Params) -> tuple[np.ndarray, np.ndarray, dict[str, bool]]:
     """Identity permutations (see `tilewright.attention.reorder`)."""
     rows = np.arange(graph.n_rows, dtype=np.int32)
     cols, symmetric = key_order(graph, rows, params.symmetric)

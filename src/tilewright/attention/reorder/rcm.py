@@ -4,11 +4,16 @@ Cuthill and McKee, "Reducing the bandwidth of sparse symmetric matrices", ACM Na
 this one up to ties: it sorts tokens by an unstable sort, whose result depends on the processor.
 """
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 
 from tilewright.attention.reorder._axes import key_order
 from tilewright.core.errors import PatternError
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,7 +27,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     collapse: bool = True
 
 
-def order(graph, params):
+def order(graph: "Graph", params: Params):
     """From a token with the fewest neighbours, all that are reached, those with fewer neighbours first, backwards (see
     `tilewright.attention.reorder`); tokens with equally many as they come.
 

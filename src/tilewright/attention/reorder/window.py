@@ -1,10 +1,15 @@
 """The analytic order: tokens of one window of the model side by side (stage T2)."""
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 
 from tilewright.attention.reorder._axes import key_order
 from tilewright.core.errors import PatternError
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -13,7 +18,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     symmetric: bool | None = None
 
 
-def order(graph, params):
+def order(graph: "Graph", params: Params) -> tuple[np.ndarray, np.ndarray, dict[str, bool]]:
     """Stable sort of queries and keys by the windows that the model declares (see `tilewright.attention.reorder`).
 
     Raises `PatternError` when the model declares none.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -201,7 +201,7 @@ COLUMNS: dict[str, Any] = {
 _PER_TILE = ("blocks_ids", "blocks_paths", "profile_paths")
 
 
-def save(path: str | PathLike, schedule: Schedule | Skipped, made_by: dict | None = None) -> None:
+def save(path: str | Path, schedule: Schedule | Skipped, made_by: dict | None = None) -> None:
     """Write a `Schedule` as JSON, its work list by columns, or a `Skipped`."""
     if isinstance(schedule, Skipped):
         artifacts.write_json(path, KIND, VERSION, asdict(schedule), made_by)
@@ -225,7 +225,7 @@ _JSON = {"b": list[bool], "i": list[int], "f": list[Finite]}
 _Work = msgspec.defstruct("_Work", [(name, _JSON[np.dtype(dtype).kind]) for name, dtype in COLUMNS.items()])
 
 
-def load(path: str | PathLike) -> Schedule:
+def load(path: str | Path) -> Schedule:
     """Read a `Schedule` that `save` wrote, checking its contents.
 
     Raises `ArtifactError`, and `SolverUnavailableError` for a file that holds a `Skipped`.
@@ -236,7 +236,7 @@ def load(path: str | PathLike) -> Schedule:
     return found
 
 
-def read(path: str | PathLike) -> Schedule | Skipped:
+def read(path: str | Path) -> Schedule | Skipped:
     """Read a `Schedule` or a `Skipped` that `save` wrote, checking its contents. Raises `ArtifactError`."""
     document = artifacts.read_json(path, KIND, VERSION)
     if document.get("status") == "skipped":

@@ -3,6 +3,7 @@
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 from tilewright.core.provenance import versions
 
@@ -21,7 +22,7 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNKNOWN_CACHE = {1: 32 << 10, 2: 512 << 10, 3: 4 << 20}
 
 
-def describe():
+def describe() -> dict[str, Any]:
     """Facts of this machine.
 
     name: of the processor. cores: logical processors this process may use; threads: those that torch uses in one
@@ -41,17 +42,17 @@ def describe():
     }
 
 
-def seen():
+def seen() -> dict:
     """Those facts of this machine that its times depend on, but for threads."""
     return {"kind": "cpu", "name": _name(), **_caches(), **versions("torch")}
 
 
-def current():
+def current() -> None:
     """None: a machine's cores have no number."""
     return None
 
 
-def limits(device):
+def limits(device: dict[str, Any]) -> dict[str, Any]:
     """Limits of the cores: the number that computes side by side, and the machine's memory.
 
     ASSUME: memory is the limit, and caches are none: an item that exceeds them runs slower, which its profile shows.

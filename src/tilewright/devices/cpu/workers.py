@@ -5,6 +5,7 @@ whenever another process takes one. Workers wait for each other once, at the end
 """
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import wraps
@@ -18,7 +19,7 @@ from tilewright.core._internals import use_threads
 class Workers:
     """`n` threads with one core each. Use `workers`, which shares them."""
 
-    def __init__(self, n):
+    def __init__(self, n: int):
         """Start the threads."""
         self.n, started = n, Barrier(n + 1)
 
@@ -31,7 +32,7 @@ class Workers:
             self._pool.submit(begin)
         started.wait()
 
-    def run(self, call, jobs):
+    def run(self, call: Callable, jobs: list[tuple[int, int, int]] | Iterable) -> None:
         """``call(job)`` for all `jobs`: a worker takes the next one when it is free. Raises what a call raises."""
         remaining = iter(jobs)
 
@@ -45,7 +46,7 @@ class Workers:
 
 
 @contextmanager
-def alone():
+def alone() -> Iterator[None]:
     """Operators of this thread compute on its own core only, until the end of the block.
 
     After an operator that the cores share, its helper threads spin for milliseconds, waiting for the next one. They
@@ -59,7 +60,7 @@ def alone():
         use_threads(threads)
 
 
-def in_any_state(call):
+def in_any_state(call: Callable) -> Callable:
     """`call`, which may share its operators among the cores, changed to do the same under autocast and in forks.
 
     Under autocast torch would compute in fewer bits than the tensors have. The helper threads of torch do not exist in
@@ -80,7 +81,7 @@ _made: dict = {}
 _making, _forked = Lock(), False
 
 
-def workers(n):
+def workers(n: int) -> Workers:
     """The `Workers` of `n` threads that all calls of this process share.
 
     Ask at each call and keep none: the threads do not exist in a fork, which makes its own.

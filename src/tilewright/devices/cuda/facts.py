@@ -24,7 +24,7 @@ _LAUNCHES = 256
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def describe():
+def describe() -> dict[str, Any]:
     """Facts of the current GPU.
 
     multiprocessors: work items run side by side on them; also stated as threads. registers, shared_bytes_each: of one
@@ -59,7 +59,7 @@ def describe():
     }
 
 
-def seen():
+def seen() -> dict:
     """The GPUs that the driver lists, by their names, and the versions that times depend on."""
     query = [TOOL, "--query-gpu=name", "--format=csv,noheader"]
     try:
@@ -69,14 +69,14 @@ def seen():
     return {"kind": "cuda", "name": " or ".join(sorted({*listed})), **versions("torch", "triton")}
 
 
-def current():
+def current() -> int | None:
     """Number of the GPU that torch computes on now; None without one."""
     import torch
 
     return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
-def available():
+def available() -> Any:
     """Identifiers of the GPUs that this process may use, a list. Raises `DeviceError` where the driver lists none."""
     query = [TOOL, "--query-gpu=uuid", "--format=csv,noheader"]
     try:
@@ -87,12 +87,12 @@ def available():
     return [found[int(name)] if name.isdigit() else name for name in stated.split(",")] if stated else found
 
 
-def claim(name):
+def claim(name: str) -> None:
     """Make the GPU `name` the only one that this process sees."""
     os.environ[_VISIBLE] = name
 
 
-def limits(device):
+def limits(device: dict[str, Any]) -> dict:
     """Limits of the multiprocessors: shared memory, and memory for the results of split items.
 
     A launch runs one tile. The launches of a round run side by side and share the multiprocessors; by default a round
@@ -111,7 +111,7 @@ def limits(device):
     }
 
 
-def query_gpu(*facts):
+def query_gpu(*facts: Any) -> list[str]:
     """Values of `facts` that `TOOL` states of torch's current GPU, a list of str. Raises `DeviceError`."""
     import torch
 

@@ -4,6 +4,7 @@
 same in every call of a plan. Triton's own C launcher, given the address of each tensor, takes 4 µs.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar, copy_context
 from functools import lru_cache, partial, reduce
@@ -27,20 +28,20 @@ ALIGNED = 16
 RECORDER: ContextVar = ContextVar("recorder", default=None)
 
 
-def lasting(x):
+def lasting(x: torch.Tensor) -> Any:
     """`x`, a tensor that its owner keeps, and whose values do not change: what is recorded need not make it again."""
     if (recorder := RECORDER.get()) is not None:
         recorder.keep(x)
     return x
 
 
-def taken_down(compiled, grid, tensors, arguments):
+def taken_down(compiled: bool, grid: tuple[int, ...], tensors: Sequence, arguments: Sequence) -> None:
     """Tell who takes down the launches of this thread of one through Triton, see `direct`."""
     if (recorder := RECORDER.get()) is not None:
         recorder.add(compiled, grid, tensors, arguments)
 
 
-def with_scratch(call, device):
+def with_scratch(call: Callable, device: torch.device) -> Any:
     """The result of ``call()``, a launch through Triton of a kernel that may ask for scratch memory.
 
     Who else launches through Triton keeps the allocator that they have set.
@@ -53,12 +54,12 @@ def with_scratch(call, device):
     return copy_context().run(launched)
 
 
-def scratch(device, size):
+def scratch(device: torch.device, size: int) -> torch.Tensor:
     """Memory that a kernel asks for, in bytes."""
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
-def direct(compiled, grid, stream, arguments, device=None):
+def direct(compiled: bool, grid: tuple[int, ...], stream: int, arguments: Sequence, device: Any = None) -> Any:
     """``callable(*addresses)`` that launches `compiled` on `grid` and `stream`; None where the launcher is not known.
 
     grid: programs in each of three dimensions. compiled: what ``kernel[grid](...)`` returned, None under the
@@ -75,24 +76,24 @@ def direct(compiled, grid, stream, arguments, device=None):
     return lambda *addresses: launch(*head, *addresses, *arguments)
 
 
-def current_stream(device):
+def current_stream(device: Any) -> Callable:
     """``callable() -> int``: the stream that is current on `device` when called; 0 where there are no streams."""
     if device.type != "cuda":
         return lambda: 0
     return partial(_internals.raw_stream, torch.cuda.current_device() if device.index is None else device.index)
 
 
-def wide(n, stride):
+def wide(n: int, stride: int) -> bool:
     """Whether `n` rows so far apart, of up to 256 values each, span more than a 32-bit offset reaches."""
     return (n - 1) * stride + 256 >= 2**31
 
 
-def recent():
+def recent() -> Recent:
     """Where calls are kept by key."""
     return Recent(KEYS, CALLS)
 
 
-def beside(device, n):
+def beside(device: Any, n: int) -> Any:
     """The `Beside` of the stream that is current on `device`, with `n` more streams; `Nowhere` where there are none."""
     if n == 0 or device.type != "cuda":
         return Nowhere(n)
@@ -114,17 +115,17 @@ class Beside:
     order: an event that is recorded later waits for more.
     """
 
-    def __init__(self, own, streams):
+    def __init__(self, own: Any, streams: Sequence):
         """own, streams: of torch."""
         self._own, self._streams = own, streams
         self._begin, *self._ends = (torch.cuda.Event() for _ in range(1 + len(streams)))
 
     @property
-    def places(self):
+    def places(self) -> list:
         """Contexts in which launches go to the streams: the first to that of the calls."""
         return [nullcontext, *(partial(torch.cuda.stream, stream) for stream in self._streams)]
 
-    def fork(self, *_):
+    def fork(self, *_: Any) -> None:
         """Have the other streams begin after what their own was given before."""
         if (recorder := RECORDER.get()) is not None:
             recorder.add_call(self.fork)
@@ -132,7 +133,7 @@ class Beside:
         for stream in self._streams:
             self._begin.wait(stream)
 
-    def join(self, *_):
+    def join(self, *_: Any) -> None:
         """Have their own stream go on after what the others were given."""
         if (recorder := RECORDER.get()) is not None:
             recorder.add_call(self.join)
@@ -140,7 +141,7 @@ class Beside:
             end.record(stream)
             end.wait(self._own)
 
-    def around(self, calls):
+    def around(self, calls: Sequence) -> Any:
         """`calls` between fork and join, a list."""
         return [self.fork, *calls, self.join]
 
@@ -148,21 +149,21 @@ class Beside:
 class Nowhere:
     """In place of `Beside` where launches follow one another."""
 
-    def __init__(self, n):
+    def __init__(self, n: int):
         """n: streams that were asked for."""
         self.places = [nullcontext] * (1 + n)
 
-    def fork(self):
+    def fork(self) -> None:
         """Do nothing."""
 
     join = fork
 
-    def around(self, calls):
+    def around(self, calls: Sequence) -> Any:
         """`calls` themselves."""
         return calls
 
 
-def capturing():
+def capturing() -> bool:
     """True while the current stream is captured in a CUDA graph."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
@@ -176,7 +177,7 @@ class CachedLaunch:
     off multiples of 16 bytes always go through Triton.
     """
 
-    def __init__(self, start, device):
+    def __init__(self, start: Callable, device: torch.device):
         """Launch on `device`, a ``torch.device`` with its index, on the stream that is current in each call."""
         self._start, self._device = start, device
         self._stream = current_stream(device)
@@ -184,7 +185,7 @@ class CachedLaunch:
         # By stream and number of tensors: direct launches for tensors of one layout, see `_direct_call`.
         self._known, self._lock = recent(), Lock()
 
-    def __call__(self, *tensors):
+    def __call__(self, *tensors: Any) -> torch.Tensor:
         """The result of the kernel. Raises what `start` raises."""
         if self._several and torch.cuda.current_device() != self._device.index:
             with torch.cuda.device(self._device):

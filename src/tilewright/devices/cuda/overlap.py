@@ -12,7 +12,9 @@ none.
 
 import contextlib
 import contextvars
+from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -32,7 +34,7 @@ def wait(OVERLAP: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-def options(x, *early):
+def options(x: torch.Tensor, *early: Any) -> dict:
     """How a kernel on the device of x is launched: ``OVERLAP``, and Triton's option where that is True.
 
     early: weights, or None, that it reads before it waits. Where one is not contiguous the launch is as usual: the
@@ -44,7 +46,7 @@ def options(x, *early):
 
 
 @contextlib.contextmanager
-def off():
+def off() -> Iterator[None]:
     """Within, launches do not overlap."""
     token = _wanted.set(False)
     try:

@@ -5,11 +5,12 @@ leaves to the next, and a comparison of tensors for each launch. For tensors of 
 is the same again, and so is the distance of each address from where an input, a result or the call's memory begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from operator import itemgetter, or_
 from threading import Lock
+from typing import Any
 
 import torch
 
@@ -29,11 +30,14 @@ class Tape:
     written by launches before them, be given by `keep`, or be a result: torch's operators are not seen.
     """
 
-    def __init__(self, device, *inputs):
+    def __init__(self, device: torch.device, *inputs: Any):
         """Take down a call on `device`, a ``torch.device`` with its index."""
         self._device = device
         self._results: Sequence[torch.Tensor] = ()
-        self._kept, self._pending, self._steps, self._bytes = {}, [], [], 0
+        self._kept: dict = {}
+        self._pending: list = []
+        self._steps: list = []
+        self._bytes = 0
         self._stream = current_stream(device)
         self._on = self._stream()
         # Tensors whose elements overlap have no copies that are strided likewise.
@@ -42,7 +46,7 @@ class Tape:
         self.inputs = apart(inputs) if self._usable else inputs
 
     @contextmanager
-    def running(self):
+    def running(self) -> Iterator[Any]:
         """Launches of this thread are taken down."""
         token = RECORDER.set(self)
         try:
@@ -50,11 +54,11 @@ class Tape:
         finally:
             RECORDER.reset(token)
 
-    def keep(self, x):
+    def keep(self, x: torch.Tensor) -> None:
         """A tensor that lasts, with values that do not change."""
         self._kept[x.untyped_storage().data_ptr()] = x
 
-    def add(self, compiled, grid, tensors, arguments):
+    def add(self, compiled: bool, grid: tuple[int, ...], tensors: Sequence, arguments: Sequence) -> None:
         """A launch on the current stream: see `launcher.direct`. Tensors are held until `settle`."""
         memory = partial(launcher.scratch, self._device)
         known = _internals.triton_launcher(compiled, grid, self._stream(), memory)
@@ -63,11 +67,11 @@ class Tape:
         elif self._usable:
             self._pending.append((known, tensors, arguments))
 
-    def add_call(self, call):
+    def add_call(self, call: Callable) -> None:
         """What is called between two launches, without arguments."""
         self._pending.append(((call, (), False), (), ()))
 
-    def settle(self, *results):
+    def settle(self, *results: Any) -> None:
         """Of what was launched since the last call, say where all tensors lie; what is neither an input, nor a result,
         nor kept is memory of the call, which later launches may use anew. results: those that are known."""
         self._results = results
@@ -90,7 +94,7 @@ class Tape:
             self._steps.append((launch, head, in_tuple, tuple(step), arguments))
         self._pending, self._bytes = [], max(self._bytes, used)
 
-    def replay(self, *inputs):
+    def replay(self, *inputs: Any) -> "Replay | None":
         """The `Replay` for tensors such as `inputs`, the call's own; None where launches cannot be made directly.
 
         Results are those of the last `settle`."""
@@ -107,7 +111,7 @@ class Tape:
 class Replay:
     """A call that was taken down: ``callable(*inputs) -> results``, or None for tensors of another layout or stream."""
 
-    def __init__(self, device, on, same, steps, empties, kept):
+    def __init__(self, device: torch.device, on: Any, same: Callable, steps: Sequence, empties: Sequence, kept: Any):
         """See `Tape`. empties: of the results, and of the call's memory. kept: tensors that must last as long."""
         self._stream, self._on, self._same = current_stream(device), on, same
         self._empties, self._kept = empties, kept
@@ -118,7 +122,7 @@ class Replay:
         several = device.type == "cuda" and torch.cuda.device_count() > 1
         self._index = device.index if several else None
 
-    def __call__(self, *inputs):
+    def __call__(self, *inputs: Any) -> Any:
         """The results, in new memory. Raises ``torch.OutOfMemoryError`` where there is none."""
         if self._index is not None and torch.cuda.current_device() != self._index:
             with torch.cuda.device(self._index):
@@ -155,7 +159,7 @@ class Calls:
     those whose launches cannot be made directly. Several threads may call.
     """
 
-    def __init__(self, device, usual):
+    def __init__(self, device: torch.device, usual: Callable):
         """usual: ``callable(*inputs) -> results``, the usual way, on `device`. Its results are tensors in new memory.
         Between its launches, torch only makes memory and views of it, see `Tape`."""
         self._device, self._usual, self._stream = device, usual, current_stream(device)
@@ -163,7 +167,7 @@ class Calls:
         # By stream and size of the first tensor: what makes calls of one layout, or returns None.
         self._known, self._lock = launcher.recent(), Lock()
 
-    def __call__(self, *inputs):
+    def __call__(self, *inputs: Any) -> Any:
         """The results of a call, a sequence. Raises what the usual way raises."""
         if self._several and torch.cuda.current_device() != self._device.index:
             with torch.cuda.device(self._device):
@@ -189,7 +193,7 @@ class Calls:
         return lambda *inputs: self._usual(*inputs) if same(*inputs) else None
 
 
-def apart(tensors):
+def apart(tensors: Sequence) -> tuple:
     """`tensors`, those that share memory with one before them copied to memory of their own, strided likewise."""
     seen, found = set(), []
     for x in tensors:
@@ -201,7 +205,7 @@ def apart(tensors):
     return tuple(found)
 
 
-def recorded(device, call, *inputs):
+def recorded(device: torch.device, call: Callable, *inputs: Any) -> Any:
     """``(result, replay)`` of ``call(tape, *inputs)``, which is to `settle` the tape; replay is a `Replay` or None."""
     tape = Tape(device, *inputs)
     with tape.running():

@@ -6,6 +6,7 @@ alone, so that the graphs of one do not change with the code of the others.
 """
 
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +20,12 @@ MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 
-def pixels(image, size):
+def pixels(image: str, size: int) -> np.ndarray:
     """A photograph as networks take it: cut and resized by `images.load`, normalised, float32 [3, height, width]."""
     return (images.load(image, size) - MEAN[:, None, None]) / STD[:, None, None]
 
 
-def describe(params):
+def describe(params: Any) -> dict[str, str | None]:
     """JSON-able facts about the gate of a graph."""
     photograph = images.PHOTOGRAPHS.get(params.image)
     embedding = "of the checkpoint" if params.weights else "isometric, of zero-mean patches"
@@ -36,12 +37,12 @@ def describe(params):
     }
 
 
-def own_image(params):
+def own_image(params: Any) -> list[str]:
     """The image's path in a list; empty for a photograph that is shipped."""
     return [] if params.image in images.PHOTOGRAPHS else [params.image]
 
 
-def module(params):
+def module(params: Any) -> str:
     """The dotted name of the module of the gate, for digests of code. A gate's name has a hyphen where that has none.
 
     Raises `UnknownNameError`.
@@ -51,6 +52,6 @@ def module(params):
     return MODULES[name]
 
 
-def kept(params):
+def kept(params: Any) -> np.ndarray:
     """Ids of the patches that the gate of `params` keeps. Raises what the gate raises."""
     return import_module(module(params)).kept(params)

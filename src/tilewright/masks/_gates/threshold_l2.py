@@ -4,13 +4,15 @@ With a checkpoint, its patch embedding is meant. Without one, the embedding is t
 patches: then the norm is the contrast of the normalised pixels, whatever the isometry, and nothing is random.
 """
 
+from typing import Any
+
 import numpy as np
 
 from tilewright.core.errors import ConfigError
 from tilewright.masks._gates import _checkpoint, pixels
 
 
-def kept(params):
+def kept(params: Any) -> np.ndarray:
     """Ids of the ``params.kept`` patches with the largest norm, int64, best first; ties go to the smaller id."""
     p, n = params.patch, params.side
     if params.weights:

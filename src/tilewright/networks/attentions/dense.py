@@ -1,10 +1,16 @@
 """Masked scaled-dot-product attention over all keys, some queries at a time: the oracle of the networks."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from tilewright import devices
+
+if TYPE_CHECKING:
+    from tilewright.networks._sites import Site
 
 # Gradients pass through torch's own operators.
 TRACED = None
@@ -17,12 +23,12 @@ MASK_SHARE = 1 / 4
 MASK_ENTRIES = (1 << 31) - 1
 
 
-def order(site):
+def order(site: "Site"):
     """Tokens stay in the model's order."""
     return None
 
 
-def prepare(site, bias, dtype, device):
+def prepare(site: "Site", bias, dtype: torch.dtype, device) -> Callable:
     """Rows of the mask, bias included, are made as they are needed, so that any image size fits the memory."""
     graph = site.graph
     heads = 1 if bias is None else len(bias)
@@ -49,7 +55,7 @@ def prepare(site, bias, dtype, device):
     return run
 
 
-def taking(site, dtype, device):
+def taking(site: "Site", dtype: torch.dtype, device: torch.device | str) -> Callable:
     """The mask is made in every call, and gradients pass through it."""
 
     @torch.compiler.disable

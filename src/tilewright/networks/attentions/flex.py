@@ -1,5 +1,7 @@
 """FlexAttention, compiled, in the form that is fastest at a site, with the bias as its ``score_mod``."""
 
+from collections.abc import Callable
+
 from tilewright.networks import _sites
 from tilewright.networks.attentions import tilewright
 from tilewright.torch_attention import flex
@@ -10,7 +12,7 @@ TRACED = "operator"
 order = tilewright.order
 
 
-def prepare(site, bias, dtype, device):
+def prepare(site, bias, dtype, device) -> Callable:
     """The first call with tokens of a shape compiles and times all forms of `torch_attention.flex`, once a site.
 
     Raises what these raise.

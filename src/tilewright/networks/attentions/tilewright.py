@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 ENTERED = ("tilewright.attention.reorder.window", "tilewright.milp.highs")
 
 
-def order(site):
+def order(site: _sites.Site) -> torch.Tensor:
     """The plans' order of the tokens, the same for queries and keys, on every device and in every type."""
     ordered, _ = reorder.apply(site.graph, site.planned.reorder)
     if not np.array_equal(np.asarray(ordered.row_order), np.asarray(ordered.col_order)):
@@ -29,7 +29,7 @@ def order(site):
     return torch.from_numpy(np.asarray(ordered.row_order, np.int64))
 
 
-def prepare(site, bias, dtype, device):
+def prepare(site: _sites.Site, bias, dtype: torch.dtype, device):
     """The site's plan, with the layer's bias, for tokens in its order."""
     found = _plan(site, dtype, device)
     if bias is not None:
@@ -43,7 +43,7 @@ def prepare(site, bias, dtype, device):
     return attend if whole(device.type) else partial(_sites.without_backward, attend)
 
 
-def taking(site, dtype, device):
+def taking(site: _sites.Site, dtype: torch.dtype, device):
     """The site's plan, which takes the values of the bias in each call."""
     if not backends.differentiates_bias(device.type):
         return None

@@ -7,7 +7,7 @@ from tilewright.networks._layouts import Rectangle
 ROOM = None
 
 
-def narrow(x, layout, choice, *_):
+def narrow(x, layout, choice, *_: None):
     """A full rectangle. Raises `Unavailable` where numbers differ; the host asks, unless they are known to be equal."""
     length = choice.most
     if choice.least != choice.most:

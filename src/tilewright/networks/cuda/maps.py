@@ -4,6 +4,7 @@ The contract is that of `networks.backends`.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ class Tile(NamedTuple):
     num_warps: int
     num_stages: int = 1
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.rows}x{self.features}x{self.channels}-{self.num_warps}-{self.num_stages}"
 
 
@@ -59,7 +60,7 @@ class Apart(NamedTuple):
 
     rows: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"norm-{self.rows}"
 
 
@@ -120,7 +121,15 @@ def _copy(out, x):
     return out, map_kernels.tilewright_copy[(grid,)](out, x, out.numel(), COPIED), grid, (out.numel(), COPIED)
 
 
-def decode(maps, weights, bias, grid, classes, classes_bias, form):
+def decode(
+    maps: Sequence,
+    weights: Sequence,
+    bias,
+    grid: tuple[int, ...],
+    classes: torch.Tensor,
+    classes_bias: torch.Tensor,
+    form,
+):
     """See `networks.backends`."""
     _check(*maps, *weights, bias, classes, classes_bias)
     channels, (rows, columns) = classes.shape[1], grid
@@ -177,7 +186,7 @@ def _most(block, whole, side):
     return most if math.frexp(side / whole)[0] == 0.5 else min(side, most + 1)
 
 
-def dwconv_gelu(x, grid, weight, bias, form):
+def dwconv_gelu(x: torch.Tensor, grid: tuple[int, ...], weight: torch.Tensor, bias, form):
     """See `networks.backends`."""
     _check(x, weight, bias)
     (batch, tokens, channels), (rows, columns) = x.shape, grid
@@ -194,7 +203,7 @@ def dwconv_gelu(x, grid, weight, bias, form):
     return out
 
 
-def norm(x, gain, offset, eps, form):
+def norm(x: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor, eps: float, form):
     """See `networks.backends`."""
     _check(x, gain, offset)
     return _norm(x.contiguous()[None], None, gain, offset, eps, form)
@@ -212,7 +221,9 @@ def _norm(parts, shift, gain, offset, eps, form):
     return out
 
 
-def patches(x, weight, bias, stride, gain, offset, eps, form):
+def patches(
+    x: torch.Tensor, weight: torch.Tensor, bias, stride: int, gain: torch.Tensor, offset: torch.Tensor, eps: float, form
+):
     """See `networks.backends`."""
     _check(x, weight, bias, gain, offset)
     if isinstance(form, Apart):
@@ -238,7 +249,9 @@ def patches(x, weight, bias, stride, gain, offset, eps, form):
     return _norm(out, bias, gain, offset, eps, APART[features <= NARROW])
 
 
-def norm_linear(x, gain, offset, eps, weight, bias, form):
+def norm_linear(
+    x: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor, eps: float, weight: torch.Tensor, bias, form
+):
     """See `networks.backends`."""
     _check(x, gain, offset, weight, bias)
     if isinstance(form, Apart):
@@ -261,8 +274,9 @@ def _norm_linear(x, shift, gain, offset, eps, weight, bias, form):
 
 
 def attention(
-    x, grid, heads, gain, offset, eps, weight, bias,
-    conv_weight, conv_bias, key_gain, key_offset, key_eps, kv_weight, kv_bias, form,
+    x: torch.Tensor, grid: tuple[int, ...], heads: int, gain: torch.Tensor, offset: torch.Tensor, eps: float,
+    weight: torch.Tensor, bias, conv_weight: torch.Tensor, conv_bias: torch.Tensor, key_gain: torch.Tensor,
+    key_offset: torch.Tensor, key_eps: float, kv_weight: torch.Tensor, kv_bias: torch.Tensor, form,
 ):  # fmt: skip
     """See `networks.backends`."""
     _check(x, gain, offset, weight, bias, kv_weight, kv_bias)
@@ -328,7 +342,7 @@ def _of_keys(count):
     return OF_FEW if count <= FEW else OF_MORE
 
 
-def linear_add(x, weight, bias, residual, form):
+def linear_add(x: torch.Tensor, weight: torch.Tensor, bias, residual: torch.Tensor, form):
     """See `networks.backends`."""
     _check(x, weight, bias, residual)
     x, residual, (features, channels) = x.contiguous(), residual.contiguous(), weight.shape

@@ -1,11 +1,14 @@
 """Attention by lists of keys that are predicted on the device: what its forms share."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from tilewright import slices
 from tilewright.slices.settings import Settings
+
+if TYPE_CHECKING:
+    from tilewright.networks.video_attentions import Video
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -28,7 +31,7 @@ class StepSettings(Settings, frozen=True, forbid_unknown_fields=True):
     steps: Steps | None = None
 
     @property
-    def stated(self):
+    def stated(self) -> dict[str, Any]:
         """Keywords of `slices.predict`."""
         return {name: value for name, value in super().stated.items() if name != "steps"}
 
@@ -38,14 +41,14 @@ class Attention:
 
     order = None
 
-    def __init__(self, settings, video):
+    def __init__(self, settings, video: "Video"):
         """Nothing is prepared: layouts follow from the tensors."""
         self._stated = settings.stated
         steps = settings.steps
         self.steps = None if steps is None else slices.Steps(**msgspec.structs.asdict(steps), **self._stated)
 
     @property
-    def stateful(self):
+    def stateful(self) -> bool:
         """Whether lists are kept."""
         return self.steps is not None
 

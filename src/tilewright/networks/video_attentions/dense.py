@@ -3,8 +3,16 @@
 Of the kernels that torch has it takes the fastest by itself, cuDNN's on Hopper.
 """
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import msgspec
 import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilewright.networks.video_attentions import Video
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -16,9 +24,9 @@ class Attention:
 
     order, stateful = None, False
 
-    def __init__(self, settings, video):
+    def __init__(self, settings: Settings, video: "Video"):
         """Nothing is prepared."""
 
-    def __call__(self, q, k, v, call):
+    def __call__(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", call: Callable) -> "torch.Tensor":
         """Attend."""
         return F.scaled_dot_product_attention(q, k, v)

@@ -6,6 +6,7 @@ The contract is that of `packed.lists`. Work items are left out: images need non
 import weakref
 from collections.abc import Callable
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,9 @@ from tilewright.packed.lists import (
     check_tensors,
 )
 
+if TYPE_CHECKING:
+    from tilewright.packed.lists import PackedOffsets
+
 # Scores that the backward holds at a time, as floats twice.
 _PAIRS = 1 << 22
 
@@ -31,13 +35,13 @@ _PAIRS = 1 << 22
 class Executor:
     """Methods as in `packed.lists`, for a `packed.lists.PackedOffsets`."""
 
-    def __init__(self, offsets, device):
+    def __init__(self, offsets: "PackedOffsets", device: torch.device):
         """`device` holds the tensors of each call."""
         self.offsets, self._device = offsets, device
         self._last: tuple[Callable, list | None] = (lambda: None), None
 
     @in_any_state
-    def lists(self, keep):
+    def lists(self, keep: torch.Tensor) -> torch.Tensor:
         """See `packed.lists`."""
         made = keep.new_zeros(self.offsets.size, dtype=torch.int32)
         lengths = keep.sum(1)
@@ -52,7 +56,9 @@ class Executor:
         return made
 
     @in_any_state
-    def pack(self, keep, tokens, origin=None):
+    def pack(
+        self, keep: torch.Tensor, tokens: torch.Tensor, origin: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `packed.lists`."""
         made = self.lists(keep)
         if origin is not None:
@@ -62,17 +68,17 @@ class Executor:
         return made, self.gather(made, tokens)
 
     @in_any_state
-    def gather(self, lists, x):
+    def gather(self, lists: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """See `packed.lists`."""
         return self._rows(lists, "source", x, None)
 
     @in_any_state
-    def scatter(self, lists, x, fill=None):
+    def scatter(self, lists: torch.Tensor, x: torch.Tensor, fill=None):
         """See `packed.lists`."""
         return self._rows(lists, "position", x, fill)
 
     @in_any_state
-    def first(self, lists, x):
+    def first(self, lists: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """See `packed.lists`."""
         return self._rows(lists, "starts", x, None)
 
@@ -90,7 +96,7 @@ class Executor:
         return torch.where((index >= 0).view(*shape[:-1], 1), rows, other)
 
     @in_any_state
-    def pad(self, lists, x, length):
+    def pad(self, lists: torch.Tensor, x: torch.Tensor, length: int) -> torch.Tensor:
         """See `packed.lists`."""
         check_rows(self.offsets, "starts", x)
         check_tensors(self._device, tokens=x)
@@ -103,12 +109,14 @@ class Executor:
         return rows.masked_fill_(~valid[..., None], 0)
 
     @in_any_state
-    def attend(self, lists, q, k, v):
+    def attend(self, lists: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `packed.lists`."""
         return self.attend_into(q.new_empty(q.shape), lists, q, k, v)
 
     @in_any_state
-    def attend_into(self, out, lists, q, k, v):
+    def attend_into(
+        self, out: torch.Tensor, lists: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
         """See `packed.lists`."""
         check_qkv(self.offsets, q, k, v, out)
         check_tensors(self._device, q=q)
@@ -124,7 +132,15 @@ class Executor:
         return out
 
     @in_any_state
-    def attend_backward(self, lists, q, k, v, out, grad):
+    def attend_backward(
+        self,
+        lists: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        grad: torch.Tensor,
+    ) -> tuple:
         """See `packed.lists`. Weights are computed again, for some queries at a time.
 
         Of the result no value is read: sums over the weights are more exact where one key has nearly all of them.

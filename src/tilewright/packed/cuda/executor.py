@@ -72,23 +72,31 @@ class Executor:
         packed = tokens.new_empty(self.offsets.capacity, tokens.shape[-1])
         return self._pack(keep, tokens, packed, *(() if origin is None else (origin,))), packed
 
-    def gather(self, lists, x):
+    def gather(self, lists: torch.Tensor, x: torch.Tensor):
         """See `packed.lists`."""
         return self._rows["source"](lists, x)
 
-    def scatter(self, lists, x, fill=None):
+    def scatter(self, lists: torch.Tensor, x: torch.Tensor, fill=None):
         """See `packed.lists`."""
         return self._rows["position"](lists, x) if fill is None else self._rows["position"](lists, x, fill)
 
-    def first(self, lists, x):
+    def first(self, lists: torch.Tensor, x: torch.Tensor):
         """See `packed.lists`."""
         return self._rows["starts"](lists, x)
 
-    def pad(self, lists, x, length):
+    def pad(self, lists: torch.Tensor, x: torch.Tensor, length):
         """See `packed.lists`."""
         return self._pad(length)(lists, x)
 
-    def attend_backward(self, lists, q, k, v, out, grad):
+    def attend_backward(
+        self,
+        lists: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        grad: torch.Tensor,
+    ):
         """See `packed.lists`: two launches, and two floats for each row and head."""
         if grad.stride(-1) != 1:
             grad = grad.contiguous()

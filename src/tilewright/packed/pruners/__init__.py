@@ -15,6 +15,7 @@ import torch.
 """
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a user can choose of a pruner; here nothing."""
 
     @property
-    def learned(self):
+    def learned(self) -> bool:
         """Whether the pruner makes no sense without weights that were learned."""
         return False
 
@@ -49,12 +50,12 @@ class Choice:
     fused: Any = None
 
 
-def settings(name):
+def settings(name: str) -> tuple[str, ...]:
     """Names of the settings of the pruner `name`. Raises `UnknownNameError`."""
     return registry.member(__name__, "pruner", name, NAMES).Params.__struct_fields__
 
 
-def parse(name, settings):
+def parse(name: str, settings) -> tuple[ModuleType, Any]:
     """``(module, Params)`` of the pruner `name` with `settings`, a dict, read strictly.
 
     Raises `UnknownNameError` for the name and `ConfigError` for a setting that is unknown, of a wrong type or out of

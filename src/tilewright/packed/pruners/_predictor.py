@@ -12,7 +12,7 @@ from tilewright.core import precision
 class Predictor(nn.Module):
     """Scores patches from half of their own channels and the mean of the other half over the patches that count."""
 
-    def __init__(self, width):
+    def __init__(self, width: int):
         """width: channels of a patch."""
         super().__init__()
         self.in_conv = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
@@ -24,7 +24,7 @@ class Predictor(nn.Module):
             nn.Linear(width // 4, 2),
         )
 
-    def forward(self, x, alive):
+    def forward(self, x: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
         """Log-odds of staying [B, n] of patches x [B, n, C], of which those in alive [B, n] count.
 
         The published score is the logarithm of the probability. It ranks patches in the same order. But where they

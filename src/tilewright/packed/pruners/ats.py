@@ -31,12 +31,12 @@ class Pruner(nn.Module):
 
     before, inside = (), BLOCKS
 
-    def __init__(self, params, width, n_tokens):
+    def __init__(self, params: Params, width: int, n_tokens: int):
         """See the contract."""
         super().__init__()
         self.most = min(n_tokens, max(FEWEST, round(params.keep_ratio * n_tokens)))
 
-    def forward(self, time, x, layout, heads):
+    def forward(self, time, x: torch.Tensor, layout, heads):
         """See the contract."""
         q, k, v = heads
         attention = _scores.class_attention(q, k, layout).sum(1)

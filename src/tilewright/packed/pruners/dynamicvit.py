@@ -4,7 +4,7 @@ Source: Rao et al., "DynamicViT" (2021), evaluation mode.
 """
 
 import math
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from torch import nn
 from tilewright.masks.dynamicvit import VARIANTS, kept_of
 from tilewright.packed.pruners import Choice, Settings, _scores
 from tilewright.packed.pruners._predictor import Predictor
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Params(Settings, frozen=True, forbid_unknown_fields=True):
@@ -32,13 +35,13 @@ class Pruner(nn.Module):
 
     before, inside = VARIANTS["deit-s"][2], ()
 
-    def __init__(self, params, width, n_tokens):
+    def __init__(self, params: Params, width: int, n_tokens: int):
         """See the contract."""
         super().__init__()
         self.counts = kept_of(n_tokens - 1, params.keep_ratio)
         self.score_predictor = nn.ModuleList(Predictor(width) for _ in self.before)
 
-    def forward(self, time, x, layout, heads):
+    def forward(self, time, x: "torch.Tensor", layout, heads: int):
         """See the contract."""
         count = self.counts[time]
         alive = layout.valid[:, 1:]

@@ -29,7 +29,7 @@ class Pruner(nn.Module):
 
     before, inside = (), BLOCKS
 
-    def __init__(self, params, width, n_tokens):
+    def __init__(self, params: Params, width: int, n_tokens: int):
         """See the contract."""
         super().__init__()
         # Attentive tokens at each pruning, and all of the image's before it.
@@ -39,7 +39,9 @@ class Pruner(nn.Module):
             self.counts.append(math.ceil(params.keep_ratio * others))
             self.tokens.append(1 + self.counts[-1] + (self.counts[-1] < others))
 
-    def forward(self, time, x, layout, heads):
+    def forward(
+        self, time: int, x: torch.Tensor, layout, heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, Choice]:
         """See the contract. The fused token stands where the best of the inattentive ones stood."""
         count, tokens = self.counts[time], self.tokens[time + 1]
         if count == self.tokens[time] - 1:

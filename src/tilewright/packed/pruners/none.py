@@ -1,8 +1,13 @@
 """Nothing is pruned."""
 
+from typing import TYPE_CHECKING
+
 from torch import nn
 
 from tilewright.packed.pruners import Settings as Params
+
+if TYPE_CHECKING:
+    from tilewright.packed.pruners import Settings
 
 __all__ = ("Params", "Pruner")
 
@@ -12,6 +17,6 @@ class Pruner(nn.Module):
 
     before = inside = ()
 
-    def __init__(self, params, width, n_tokens):
+    def __init__(self, params: "Settings", width: int, n_tokens: int):
         """See the contract."""
         super().__init__()

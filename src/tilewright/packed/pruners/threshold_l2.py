@@ -32,7 +32,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     keep_range: tuple[Ratio, Ratio] | None = None
     threshold: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         stated = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
         if len(stated) > 1:
             raise ConfigError(f"pruner threshold_l2: expected one of {', '.join(stated)}, found {len(stated)}")
@@ -45,12 +45,12 @@ class Pruner(nn.Module):
 
     before, inside = (AFTER,), ()
 
-    def __init__(self, params, width, n_tokens):
+    def __init__(self, params: Params, width: int, n_tokens: int):
         """See the contract."""
         super().__init__()
         self.params, self.n_tokens = params, n_tokens
 
-    def forward(self, time, x, layout, heads):
+    def forward(self, time: int, x: torch.Tensor, layout, heads: int) -> tuple[torch.Tensor, Choice]:
         """See the contract; it prunes once, where all images have all of their tokens."""
         norm = layout.padded(x).float().norm(dim=-1)
         n = self.n_tokens
@@ -71,7 +71,7 @@ class Pruner(nn.Module):
 
 
 @torch.compiler.assume_constant_result
-def counts(*drawn):
+def counts(*drawn: float | torch.device) -> torch.Tensor:
     """`_counts`, whose generator ``torch.compile`` cannot follow."""
     return _counts(*drawn)
 

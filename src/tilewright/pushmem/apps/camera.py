@@ -8,7 +8,7 @@ MATRIX = ((300, -30, -14), (-40, 330, -34), (-10, -60, 326))
 CURVE = tuple(round(255 * (i / 255) ** (1 / 2.2)) for i in range(256))
 
 
-def outputs(size):
+def outputs(size: int):
     """image, 3 × (size - 6)²."""
     at_least("camera", size, 7)
     raw = Input("raw", (size, size))

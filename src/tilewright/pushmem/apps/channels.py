@@ -10,7 +10,7 @@ SIZE = 62
 CHANNELS = 4
 
 
-def outputs(size):
+def outputs(size: int):
     """channels, 4 x size x size; the weights are data."""
     at_least("channels", size, 4)
     image, weights = Input("in", (size + 2, size + 2)), Input("weights", (CHANNELS, 3, 3))

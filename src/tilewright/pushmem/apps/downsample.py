@@ -6,7 +6,7 @@ from tilewright.pushmem.dsl import Input, Stage
 SIZE = 64
 
 
-def outputs(size):
+def outputs(size: int):
     """smaller, (size // 2)²."""
     at_least("downsample", size, 2)
     image = Input("in", (size, size))

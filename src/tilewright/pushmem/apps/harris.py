@@ -10,7 +10,7 @@ BOX = ((1, 1, 1),) * 3
 THRESHOLD = 1
 
 
-def outputs(size):
+def outputs(size: int):
     """corners, (size - 6)²: 255 where the response is a local maximum above the threshold, else 0."""
     at_least("harris", size, 7)
     image = Input("in", (size, size))

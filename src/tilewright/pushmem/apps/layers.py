@@ -10,7 +10,7 @@ SIZE = 16
 IMAGES, CHANNELS = 4, 2
 
 
-def outputs(size):
+def outputs(size: int):
     """second, 4 × 2 × size x size; the weights of both are data."""
     at_least("layers", size, 4)
     image = Input("in", (IMAGES, CHANNELS, size + 4, size + 4), unroll=(1,))

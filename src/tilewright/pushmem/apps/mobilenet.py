@@ -7,7 +7,7 @@ CHANNELS = 4
 POINTWISE = tuple(tuple((7 * o + 3 * i) % 11 - 5 for i in range(CHANNELS)) for o in range(CHANNELS))
 
 
-def outputs(size):
+def outputs(size: int):
     """pointwise, 4 × size²; the depthwise weights are data, the pointwise ones constants."""
     image = Input("in", (CHANNELS, size + 2, size + 2), unroll=(0,))
     weights = Input("weights", (CHANNELS, 3, 3), unroll=(0,))

@@ -8,7 +8,7 @@ PATCH = 4
 WIDTH = 8
 
 
-def outputs(size):
+def outputs(size: int):
     """tokens, 8 × (size // 4)²; 3 × 8 multiplications are done in space, 16 in time."""
     if size < PATCH:
         raise ProgramError(f"patch_embed: expected a side of at least {PATCH}, found {size}")

@@ -6,7 +6,7 @@ from tilewright.pushmem.dsl import Input, Stage
 SIZE = 64
 
 
-def outputs(size):
+def outputs(size: int):
     """detail, (2 (size // 2))², and coarse, (size // 2)²."""
     at_least("pyramid", size, 2)
     image = Input("in", (size, size))

@@ -6,7 +6,7 @@ SIZE = 28
 CHANNELS = 8
 
 
-def outputs(size):
+def outputs(size: int):
     """sums, 8 × size²; 8 × 8 multiplications are done in space, nine in time."""
     image = Input("in", (CHANNELS, size + 2, size + 2), unroll=(0,))
     weights = Input("weights", (CHANNELS, CHANNELS, 3, 3), unroll=(0, 1))

@@ -8,7 +8,7 @@ ROW = (1, 4, 6, 4, 1)
 BINOMIAL_5 = tuple(tuple(a * b for b in ROW) for a in ROW)
 
 
-def outputs(size):
+def outputs(size: int):
     """sharp, 3 × (size - 4)²."""
     at_least("unsharp", size, 5)
     image = Input("in", (3, size, size), unroll=(0,))

@@ -10,7 +10,7 @@ from tilewright.pushmem.configure import btor2, example, query, replay
 KIND, VERSION = "configured design", 1
 
 
-def run(design, solved_for: str, trace, output, *, limit_s=None) -> query.Answer:
+def run(design, solved_for: str, trace, output, *, limit_s: float | None = None) -> query.Answer:
     """Configure the BTOR2 file `design` from the example file `trace`; write `output` where there is an answer.
 
     solved_for: an expression; inputs whose whole names match it are the configuration. Raises `TilewrightError`.

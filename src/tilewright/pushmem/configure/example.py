@@ -55,7 +55,7 @@ class Example:
         return None
 
 
-def read(path, system: System) -> Example:
+def read(path: str | Path, system: System) -> Example:
     """The `Example` of a file, for a system. Raises `ArtifactError` that names the row and the column."""
     try:
         rows = list(csv.reader(Path(path).read_text(encoding="utf-8").splitlines()))

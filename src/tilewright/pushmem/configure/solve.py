@@ -88,7 +88,7 @@ class Solver:
             args = [args[0], self.resized(args[1], node.width)]
         return self.terms.mk_term(getattr(kind, _KINDS[op]), args)
 
-    def resized(self, term, width):
+    def resized(self, term, width: int):
         """A word in more bits; of a shift's amount fewer are never asked for."""
         more = width - term.sort().bv_size()
         return self.terms.mk_term(self._of.Kind.BV_ZERO_EXTEND, [term], [more]) if more > 0 else term
@@ -109,7 +109,7 @@ class Solver:
         """The truth that a word is at least a number."""
         return self.terms.mk_term(self._of.Kind.BV_UGE, [term, self.value(number, term.sort().bv_size())])
 
-    def total(self, products, width: int):
+    def total(self, products, width: int) -> int:
         """A word of `width` bits: the sum over `products`, lists of ``(term or number, number to add)``, of their
         products; where it does not fit, the largest word. No factor may be wider."""
         sums = (self.value(0, width), 0)

@@ -10,7 +10,7 @@ def _mask(node):
     return (1 << node.width) - 1
 
 
-def signed(value, width):
+def signed(value, width: int):
     """The signed number that a word stands for."""
     return value - (1 << width) if value >> (width - 1) else value
 

@@ -5,11 +5,16 @@ family's name, or None. ``moves(parameters) -> (arrivals, reads)``: arrivals, in
 word comes in, one input; reads, a list for each output of ``(cycles, words)``: when which word comes out.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright.pushmem.streams import Stream
+
+if TYPE_CHECKING:
+    from tilewright.pushmem.memories import Parameters
 
 NAMES = ("identity", "line_buffer", "strided", "transposed", "rows_with_gaps")
 # Cycles behind the last event, in which nothing may happen.
@@ -36,7 +41,7 @@ def stream(name: str, parameters) -> Stream:
     return of_moves(arrivals, reads, parameters)
 
 
-def of_moves(arrivals, reads, parameters) -> Stream:
+def of_moves(arrivals: np.ndarray, reads: list[tuple[np.ndarray, np.ndarray]], parameters: "Parameters") -> Stream:
     """The `Stream` at the top of a tile in which word n comes in at ``arrivals[n]``, and words go out as `reads`
     says."""
     cycles = int(max([arrivals.max(), *(at.max() for at, _ in reads if len(at))])) + 1 + DRAIN
@@ -55,7 +60,7 @@ def raster(width, height, pitch=None, start=0):
     return (start + rows + np.arange(width)).reshape(-1)
 
 
-def sizes(text, count):
+def sizes(text: str, count: int):
     """``[number, ..., width, height]`` of a text such as ``3-28x28``; None where it is not one of `count` numbers."""
     parts = text.replace("x", "-").split("-")
     return [int(part) for part in parts] if len(parts) == count and all(p.isdigit() and int(p) for p in parts) else None

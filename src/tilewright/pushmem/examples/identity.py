@@ -9,12 +9,12 @@ NAMING = "identity-<width>x<height>, such as identity-16x16"
 DELAY = 7
 
 
-def parse(text):
+def parse(text: str):
     """``(width, height)``."""
     return sizes(text, 2)
 
 
-def moves(width, height):
+def moves(width: int, height: int):
     """See the family."""
     arrivals = raster(width, height)
     return arrivals, [(arrivals + DELAY, np.arange(len(arrivals)))]

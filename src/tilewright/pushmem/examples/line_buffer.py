@@ -9,7 +9,7 @@ NAMING = "line_buffer-<rows>-<width>x<height>, of 2 or 3 rows, such as line_buff
 DELAY = 2
 
 
-def parse(text):
+def parse(text: str):
     """``(rows, width, height)``: of a stencil of so many rows, all but the newest."""
     found = sizes(text, 3)
     return found if found and found[0] >= 2 and found[2] >= found[0] else None

@@ -8,13 +8,13 @@ NAMING = "rows_with_gaps-<gap>-<width>x<height>, such as rows_with_gaps-2-62x62"
 DELAY = 2
 
 
-def parse(text):
+def parse(text: str):
     """``(gap, width, height)``."""
     found = sizes(text, 3)
     return found if found and found[2] >= 3 else None
 
 
-def moves(gap, width, height):
+def moves(gap, width: int, height: int):
     """See the family."""
     pitch = width + gap
     at = raster(width, height - 2, pitch, start=2 * pitch + DELAY)

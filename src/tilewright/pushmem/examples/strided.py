@@ -8,13 +8,13 @@ NAMING = "strided-<step>-<width>x<height>, such as strided-2-32x32"
 DELAY = 10
 
 
-def parse(text):
+def parse(text: str):
     """``(step, width, height)``."""
     found = sizes(text, 3)
     return found if found and found[0] >= 2 else None
 
 
-def moves(step, width, height):
+def moves(step: int, width: int, height: int):
     """See the family."""
     arrivals = raster(width, height)
     words = np.arange(width * height).reshape(height, width)[::step, ::step].reshape(-1)

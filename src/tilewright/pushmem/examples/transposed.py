@@ -8,12 +8,12 @@ NAMING = "transposed-<width>x<height>, such as transposed-16x16"
 DELAY = 8
 
 
-def parse(text):
+def parse(text: str):
     """``(width, height)``."""
     return sizes(text, 2)
 
 
-def moves(width, height):
+def moves(width: int, height: int):
     """See the family."""
     count = width * height
     words = np.arange(count).reshape(height, width).T.reshape(-1)

@@ -28,6 +28,7 @@ before, in the same cycle.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import ModuleType
 
 import numpy as np
 
@@ -103,7 +104,7 @@ class Link:
     mask: int
     data: np.ndarray | None = None
 
-    def owned(self, fired, parameters):
+    def owned(self, fired: dict, parameters):
         """``(fired, mine)``: the events at this tile's own memory, and for each controller which ones these are."""
         bits, own, mine = parameters.widths["sram"] - parameters.chain, dict(fired), {}
         for name, (times, addresses) in fired.items():
@@ -126,7 +127,7 @@ class Run:
     inside: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def member(name):
+def member(name: str) -> ModuleType:
     """The module of a memory. Raises `UnknownNameError`."""
     return registry.member(__name__, "memory", name, NAMES)
 
@@ -141,7 +142,7 @@ class Chained:
     tile: Callable
 
 
-def chained(name) -> Chained:
+def chained(name: str) -> Chained:
     """The memory `name` as a tile of a chain. Raises `UnknownNameError`."""
     one = member(name)
     parameters = replace(one.PARAMETERS, chain=CHAIN_BITS)

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def latest(written_at, addresses, read_at, wanted):
+def latest(written_at, addresses: np.ndarray, read_at, wanted):
     """int64, of the shape of `read_at`: the index of the last write to each wanted address before the read; -1 for
     none.
 

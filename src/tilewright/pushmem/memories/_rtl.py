@@ -219,7 +219,7 @@ class _DualPort(_Tile):
         return m
 
 
-def wide_tile(parameters, part="top"):
+def wide_tile(parameters, part: str = "top"):
     """A tile as `pub`, or a part of it."""
     return _Wide(parameters, part)
 

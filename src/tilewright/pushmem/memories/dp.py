@@ -20,7 +20,7 @@ PARAMETERS = Parameters(
 )
 
 
-def run(fired, data_in, parameters=PARAMETERS, *, strict=True, link=None):
+def run(fired: dict, data_in: np.ndarray, parameters=PARAMETERS, *, strict: bool = True, link=None) -> Run:
     """The `Run` of a tile. fired: `recurrence.fired`; data_in: int64 [cycles, 1]. link: its place in a chain. See the
     family's contract."""
     every = fired["sram2out0"][0]

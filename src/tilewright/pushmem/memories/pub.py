@@ -19,7 +19,7 @@ PARAMETERS = Parameters(
 )
 
 
-def run(fired, data_in, parameters=PARAMETERS, *, strict=True, link=None):
+def run(fired: dict, data_in: np.ndarray, parameters=PARAMETERS, *, strict: bool = True, link=None) -> Run:
     """The `Run` of a tile. fired: `recurrence.fired`; data_in: int64 [cycles, inputs]. link: its place in a chain. See
     the family's contract."""
     own, mine = (fired, None) if link is None else link.owned(fired, parameters)
@@ -36,7 +36,7 @@ def run(fired, data_in, parameters=PARAMETERS, *, strict=True, link=None):
     return Run(data_out, valid_out, inside | {"known": whole})
 
 
-def aggregated(fired, data_in, parameters=PARAMETERS):
+def aggregated(fired: dict, data_in: np.ndarray, parameters=PARAMETERS):
     """``(rows, known)``, int64 and bool [cycles, inputs, fetch]: what the memory is given, 0 where it is given nothing,
     and which words were ever written."""
     shape = len(data_in), parameters.inputs, parameters.fetch
@@ -50,7 +50,7 @@ def aggregated(fired, data_in, parameters=PARAMETERS):
     return rows, known
 
 
-def stored(fired, rows, known, parameters=PARAMETERS, *, strict=True):
+def stored(fired: dict, rows: np.ndarray, known, parameters=PARAMETERS, *, strict: bool = True):
     """``(register, known)``, [cycles, fetch]: the memory's read register in each cycle, given the `aggregated` rows."""
     names = parameters.priority()
     times = np.concatenate([fired[name][0] for name in names])
@@ -68,7 +68,7 @@ def stored(fired, rows, known, parameters=PARAMETERS, *, strict=True):
     return _events.taken(rows[at, port], found), _events.taken(known[at, port], found)
 
 
-def buffered(fired, register, known, parameters=PARAMETERS, *, strict=True, link=None, mine=None):
+def buffered(fired: dict, register, known, parameters=PARAMETERS, *, strict: bool = True, link=None, mine=None):
     """``(data_out, valid_out)`` [cycles, outputs] of the transpose buffers, given the read register of each cycle.
 
     link: the place in a chain. mine: of each controller's fetches, those that this tile's memory answers."""

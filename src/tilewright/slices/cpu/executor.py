@@ -4,6 +4,7 @@ The contract is that of `slices.backends`.
 """
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +18,12 @@ from tilewright.slices import layout as layouts
 class Executor:
     """Methods as in `slices.backends`, for a `slices.layout.Layout`. The device is the CPU."""
 
-    def __init__(self, layout, device):
+    def __init__(self, layout: layouts.Layout, device: torch.device):
         """Hold nothing but the layout."""
         self.layout = layout
 
     @in_any_state
-    def from_mask(self, mask):
+    def from_mask(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """See `slices.backends`."""
         layout = self.layout
         mask = mask.expand(layout.batch, layout.heads, -1, -1)
@@ -36,7 +37,7 @@ class Executor:
         return layouts.with_tails(keys, counts), counts, *self.rank(counts)
 
     @in_any_state
-    def unpack(self, bits):
+    def unpack(self, bits: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """See `slices.backends`."""
         words, asked = bits[..., :-1].contiguous(), bits[..., -1]
         flags = np.unpackbits(words.numpy().view(np.uint8), -1, count=self.layout.keys, bitorder="little")
@@ -46,7 +47,7 @@ class Executor:
         return keys, counts, *self.rank(counts)
 
     @in_any_state
-    def rank(self, counts):
+    def rank(self, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `slices.backends`."""
         order = counts.argsort(dim=-1, descending=True, stable=True).int()
         number = torch.arange(1, counts.numel() + 1, device=counts.device).view_as(counts)
@@ -56,7 +57,7 @@ class Executor:
         return order, state
 
     @in_any_state
-    def pack(self, keys, counts):
+    def pack(self, keys: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """See `slices.backends`."""
         layout = self.layout
         bits = keys.new_empty(*self._groups, layout.words + 1, dtype=torch.int32)
@@ -71,7 +72,17 @@ class Executor:
             words[:, :-1], words[:, -1] = torch.from_numpy(packed), count
         return bits
 
-    def attend(self, lists, q, k, v, *, scale, out=None, with_lse=False):
+    def attend(
+        self,
+        lists,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        out=None,
+        with_lse: bool = False,
+    ) -> tuple[torch.Tensor, Any]:
         """See `slices.backends`."""
         inputs = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
         layouts.check_inputs(self.layout, *lists, **inputs)

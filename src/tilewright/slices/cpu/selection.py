@@ -5,6 +5,7 @@ The contract is that of `tilewright.slices.selection`.
 
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -15,11 +16,15 @@ from tilewright.devices.cpu.workers import in_any_state
 from tilewright.slices.layout import NO_LENGTH, STEP, UNKNOWN
 from tilewright.slices.selection import BIN, CODES, MASS_UNIT, OCTAVE, WEIGHTS
 
+if TYPE_CHECKING:
+    from tilewright.slices.layout import Layout
+    from tilewright.slices.selection import Rule
+
 # Scores, and codes, that are worked on at a time: 16 MB of the former stay in a large cache.
 SCORES, COUNTED = 1 << 22, 1 << 21
 
 
-def memory(device):
+def memory(device: torch.device) -> int:
     """See `selection`."""
     return psutil.virtual_memory().total
 
@@ -27,23 +32,27 @@ def memory(device):
 class Selection:
     """Methods as in `selection`."""
 
-    def __init__(self, layout, device):
+    def __init__(self, layout: "Layout", device: torch.device):
         """`device` holds the tensors of each call."""
         self.layout, self._device = layout, device
 
     @in_any_state
-    def pooled(self, q, k, pool, scale, lengths=None):
+    def pooled(
+        self, q: torch.Tensor, k: torch.Tensor, pool: int, scale: float, lengths: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `selection`."""
         return self._codes(means(q, pool), k, None, pool, False, scale, lengths)
 
     @in_any_state
-    def column(self, q, k, lse, step, largest, scale, lengths=None):
+    def column(
+        self, q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, step: int, largest, scale: float, lengths=None
+    ):
         """See `selection`."""
         lse = None if lse is None else lse[..., ::step]
         return self._codes(q[:, :, ::step], k, lse, step, largest, scale, lengths)
 
     @in_any_state
-    def blocks(self, q, k, block, similarity, scale):
+    def blocks(self, q: torch.Tensor, k: torch.Tensor, block, similarity, scale: float):
         """See `selection`."""
         layout = self.layout
         k = k[:, :, layout.first : layout.keys - layout.last]
@@ -67,7 +76,7 @@ class Selection:
         return codes.expand(layout.batch, layout.heads, layout.groups, layout.keys)
 
     @in_any_state
-    def random(self, seed):
+    def random(self, seed: int):
         """See `selection`."""
         layout = self.layout
         rows = torch.arange(layout.batch * layout.heads * layout.groups, device=self._device)
@@ -105,7 +114,14 @@ class Selection:
         return [n] * self.layout.batch if lengths is None else [m if 0 < m <= n else n for m in lengths.tolist()]
 
     @in_any_state
-    def select(self, codes, rule, keys, counts, lengths=None):
+    def select(
+        self,
+        codes: torch.Tensor,
+        rule: "Rule",
+        keys: torch.Tensor,
+        counts: torch.Tensor,
+        lengths: torch.Tensor | None = None,
+    ) -> None:
         """See `selection`."""
         for b, n in enumerate(self._lengths(lengths)):
             rows, lists, found = codes[b, ..., :n].flatten(0, 1), keys[b].view(-1, keys.shape[-1]), counts[b].view(-1)
@@ -118,7 +134,7 @@ class Selection:
         keys[counts >= UNKNOWN] = 0
 
 
-def means(x, n):
+def means(x: torch.Tensor, n: int) -> torch.Tensor:
     """Means of n consecutive rows of x [B, H, N, D], in its type; the last of fewer."""
     if n == 1:
         return x
@@ -129,7 +145,7 @@ def means(x, n):
     return found.to(x.dtype)
 
 
-def cosines(x, mean, n):
+def cosines(x: torch.Tensor, mean, n: int):
     """Mean cosine of n consecutive rows of x [B, H, N, D] to their mean, float32 [B, H, ceil(N / n)]."""
     mean = mean.float()
     spread = mean.repeat_interleave(n, 2)[:, :, : x.shape[2]]
@@ -137,7 +153,7 @@ def cosines(x, mean, n):
     return means(cosine[..., None], n)[..., 0]
 
 
-def mixed(x):
+def mixed(x: torch.Tensor):
     """Integers int64 below 2**32, as good as random for consecutive x."""
     # The finaliser of MurmurHash3.
     x = x & 0xFFFFFFFF

@@ -2,9 +2,14 @@
 
 import itertools
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 from tilewright.core.errors import ArtifactError
 from tilewright.devices.cuda.facts import FEWEST_ROWS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 # What forms of each kernel are tried with in 16 bits. warp_rows: queries of a warp. The kernel of `warp_kernel`
 # needs Hopper and groups of 128 queries.
@@ -39,7 +44,9 @@ class SliceConfig:
     loose: bool = False
 
 
-def for_slices(rows, head_dim, dtype, capability, most_shared_bytes):
+def for_slices(
+    rows: "np.ndarray", head_dim: int, dtype: "torch.dtype", capability: tuple[int, int], most_shared_bytes: int
+):
     """The `SliceConfig` of groups of `rows` queries on a GPU of `capability` (major, minor).
 
     most_shared_bytes: of a program. On Hopper, in 16 bits, for groups of 128 queries: the form of `warp_kernel`
@@ -50,7 +57,7 @@ def for_slices(rows, head_dim, dtype, capability, most_shared_bytes):
     return plain(rows, head_dim, dtype, most_shared_bytes)
 
 
-def plain(rows, head_dim, dtype, most_shared_bytes):
+def plain(rows, head_dim, dtype: "torch.dtype", most_shared_bytes: int):
     """The `SliceConfig` of `kernels`, for tokens and GPUs of any kind.
 
     In 16 bits, what was fastest on an H200: 64 keys a step, three stages and 8 warps, the keys' numbers a step ahead
@@ -69,7 +76,7 @@ def plain(rows, head_dim, dtype, most_shared_bytes):
     return chosen
 
 
-def candidates(rows, head_dim, dtype, capability, most_shared_bytes):
+def candidates(rows, head_dim: int, dtype: "torch.dtype", capability: tuple[int, int], most_shared_bytes: int) -> tuple:
     """Forms that fit, distinct, a tuple; `for_slices` first, with its arguments."""
     first = for_slices(rows, head_dim, dtype, capability, most_shared_bytes)
     if dtype.itemsize > 2:
@@ -103,7 +110,7 @@ def _registers(form, rows, head_dim):
     return rows * (form.step_keys + head_dim) // (32 * form.num_warps)
 
 
-def read(stated):
+def read(stated) -> SliceConfig:
     """The `SliceConfig` that a file states as numbers and None by name. Raises `ArtifactError`."""
     types = {field.name: field.type for field in fields(SliceConfig)}
     given = [value for name, value in stated.items() if (name, value) != ("maxnreg", None)]
@@ -112,7 +119,7 @@ def read(stated):
     return SliceConfig(**{name: bool(value) if types[name] is bool else value for name, value in stated.items()})
 
 
-def shared_bytes(chosen, rows, head_dim, itemsize):
+def shared_bytes(chosen, rows: "np.ndarray", head_dim: int, itemsize):
     """Shared memory of a program, about: its stages of keys and values, and its queries.
 
     Triton keeps one stage more of keys and values whose numbers are known ahead.

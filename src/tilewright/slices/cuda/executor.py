@@ -26,7 +26,7 @@ class Executor:
     some shapes and strides, on each stream, goes through Triton, which compiles.
     """
 
-    def __init__(self, layout, device, attention_config=None):
+    def __init__(self, layout: layouts.Layout, device, attention_config=None):
         """Compile nothing yet."""
         self.layout, self._device, self._attention_config = layout, device, attention_config
         self._from_mask = CachedLaunch(partial(self._launch_list, False), device)
@@ -60,7 +60,7 @@ class Executor:
         bits = keys.new_zeros(*self._groups, self.layout.words + 1)
         return self._pack(bits, keys, counts)
 
-    def attend(self, lists, q, k, v, *, scale, out=None, with_lse=False):
+    def attend(self, lists, q, k, v, *, scale: float, out: torch.Tensor | None = None, with_lse: bool = False):
         """See `slices.backends`."""
         run = self._attend(scale, out is not None)
         given = () if out is None else (out,)

@@ -4,6 +4,7 @@ As `form_search` has it for tiles, with lists of random keys: long ones, all ali
 """
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,7 +29,7 @@ CHECKED_TOKENS, CHECKED_KEYS = 1000, (0, 1, 63, 64, 65, 128, 447, 1000)
 SHARE_S, RSE, MIN_REPS = 0.1, 0.005, 5
 
 
-def search(head_dim, dtype, anew=False, kinds=KINDS):
+def search(head_dim: int, dtype: torch.dtype, anew: bool = False, kinds=KINDS) -> None:
     """Find the fastest form of each of `kinds` that has no file yet, and write it; anew: of each.
 
     Head dims that `layouts.HEAD_DIMS` does not name have no such kernels. Raises what `form_search.search` raises.
@@ -49,7 +50,7 @@ class OfSlices:
     read: ClassVar = staticmethod(config.read)
     as_stated: ClassVar = staticmethod(forms.as_stated)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"slices {self.kind.rows}x{self.kind.width}"
 
     @property
@@ -73,7 +74,7 @@ class OfSlices:
         )
 
 
-def timed(kind, form):
+def timed(kind, form) -> Iterator[Any]:
     """Microseconds of each launch."""
     for low, high in SHARES:
         groups = TOKENS // kind.rows
@@ -87,7 +88,7 @@ def timed(kind, form):
         yield time_gpu(call, min_reps=MIN_REPS, max_seconds=SHARE_S, rse_target=RSE).p50_us
 
 
-def checked(kind, form, device):
+def checked(kind, form, device: torch.device | str) -> float:
     """Largest relative error of a form over a few groups, compared with float64."""
     groups = -(-CHECKED_TOKENS // kind.rows)
     counts = torch.tensor(CHECKED_KEYS, dtype=torch.int64, device="cpu")
@@ -105,7 +106,7 @@ def checked(kind, form, device):
     return float(worst)
 
 
-def prepared(kind, form, counts, n_tokens, device):
+def prepared(kind, form, counts, n_tokens: int, device: torch.device | str):
     """``(call, tokens, lists)``: attention in a form to so many random keys of each group; counts: int [H, G]."""
     from tilewright.slices.cuda.executor import Executor
 
@@ -113,7 +114,7 @@ def prepared(kind, form, counts, n_tokens, device):
     generator = torch.Generator(device).manual_seed(0)
     dtype = getattr(torch, kind.dtype)
     shape = 1, n_tokens, heads, kind.head_dim
-    drawn = {"generator": generator, "dtype": torch.float32, "device": device}
+    drawn: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": device}
     tokens = [torch.randn(shape, **drawn).to(dtype).transpose(1, 2) for _ in range(3)]
     runs, most = -(-n_tokens // kind.width), int(counts.max())
     keys = torch.empty(1, heads, groups, layouts.rounded(most), dtype=torch.int32, device=device)

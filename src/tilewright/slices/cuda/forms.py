@@ -43,19 +43,19 @@ def of(kind, device):
     return candidates(kind, device)[0]
 
 
-def candidates(kind, device):
+def candidates(kind, device: torch.device | str):
     """The forms of a `Kind` on a device, the default first."""
     return config.candidates(kind.rows, kind.head_dim, getattr(torch, kind.dtype), *device_facts(device))
 
 
-def made_for(kind, device):
+def made_for(kind, device: torch.device | str):
     """What a choice holds for that is made now on a GPU, a JSON-able dict. Asks nothing of the GPU, which may be
     capturing a graph."""
     own = {"dtype": kind.dtype, "head_dim": kind.head_dim, "rows": kind.rows, "run": kind.width}
     return device_for(CODE, device) | own
 
 
-def device_for(code, device):
+def device_for(code, device: torch.device | str) -> dict:
     """What of `made_for` says which device, releases and modules `code` it is."""
     # Any: torch's stub leaves fields out.
     facts: Any = torch.cuda.get_device_properties(device)

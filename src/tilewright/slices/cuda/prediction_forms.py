@@ -62,7 +62,7 @@ class Config(NamedTuple):
     splits: int = 16
 
 
-def config_for(head_dim, dtype):
+def config_for(head_dim: int, dtype: torch.dtype):
     """The `Config` for keys of a type: pipelines fit the shared memory, products without tensor cores the registers."""
     if dtype == torch.float32:
         return Config(block_m=32, block_n=32, num_warps=4, num_stages=1, keyed=32, keyed_warps=4, keyed_stages=1)
@@ -85,7 +85,7 @@ class Kind:
         return None if self.what == SELECT else int(self.what.removeprefix("pool"))
 
 
-def selecting():
+def selecting() -> Kind:
     """The `Kind` of selection."""
     return Kind(SELECT, 0, 0, "uint8")
 
@@ -133,19 +133,19 @@ def candidates(kind):
     return tuple(dict.fromkeys(found))
 
 
-def made_for(kind, device):
+def made_for(kind, device: torch.device | str):
     """As `forms.made_for`."""
     own = {"dtype": kind.dtype, "head_dim": kind.head_dim, "rows": kind.rows, "run": kind.what}
     return slice_forms.device_for(CODE, device) | own
 
 
-def read(stated):
+def read(stated) -> Config:
     """The `Config` that a file states as numbers by name. Raises `ArtifactError`."""
     if stated.keys() != set(Config._fields) or not all(isinstance(n, int) and n >= 0 for n in stated.values()):
         raise ArtifactError(f"the form of a prediction: expected {', '.join(Config._fields)}, numbers, found {stated}")
     return Config(**{name: bool(n) if name == "by_keys" else n for name, n in stated.items()})
 
 
-def as_stated(form):
+def as_stated(form) -> dict:
     """A form as files state it."""
     return {name: int(n) for name, n in form._asdict().items()}

@@ -4,7 +4,7 @@ As `form_search` has it for attention. Codes are compared with float64, lists wi
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ SHARE_S, RSE, MIN_REPS = 0.1, 0.005, 5
 RULES = (Rule(count=TOKENS // 5, least=64, most=TOKENS // 3), Rule(mass=0.9, least=64, most=TOKENS // 3))
 
 
-def search(head_dim, dtype, anew=False):
+def search(head_dim: int, dtype: torch.dtype, anew: bool = False) -> None:
     """As `form_search.search`."""
     if head_dim in layouts.HEAD_DIMS:
         form_search.find([OfPrediction(kind) for kind in kinds(head_dim, dtype)], head_dim, dtype, anew)
@@ -53,7 +53,7 @@ class OfPrediction:
     read: ClassVar = staticmethod(prediction_forms.read)
     as_stated: ClassVar = staticmethod(prediction_forms.as_stated)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"prediction, {self.kind.what}"
 
     @property
@@ -84,7 +84,7 @@ def allowed(kind):
     return 0.0 if kind.what == SELECT else CODE_ERROR
 
 
-def timed(kind, form):
+def timed(kind, form) -> Iterator[Any]:
     """Microseconds of each launch, or of all that make codes."""
     device = _device()
     calls: list[Callable[[], Any]]
@@ -99,7 +99,7 @@ def timed(kind, form):
         yield time_gpu(call, min_reps=MIN_REPS, max_seconds=SHARE_S, rse_target=RSE).p50_us
 
 
-def checked(kind, form, device):
+def checked(kind, form, device: torch.device | str):
     """Of codes, the most eighths of an octave that one is off from float64; of lists, the share of groups that are not
     as they are on the CPU."""
     if kind.what == SELECT:
@@ -121,11 +121,11 @@ def checked(kind, form, device):
     return float(worst)
 
 
-def predicting(kind, heads, n_tokens, form, device):
+def predicting(kind, heads: int, n_tokens: int, form, device: torch.device | str):
     """``(Selection, q, k)`` of random tokens, neighbours alike, as projections leave them."""
     generator = torch.Generator(device).manual_seed(0)
     dtype, near = getattr(torch, kind.dtype), torch.arange(n_tokens, device=device) // 64 % 16
-    drawn = {"generator": generator, "dtype": torch.float32, "device": device}
+    drawn: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": device}
     centres = torch.randn(16, heads, kind.head_dim, **drawn)
     shape = n_tokens, heads, kind.head_dim
     made = [centres[near] + torch.randn(shape, **drawn) for _ in range(2)]
@@ -134,7 +134,7 @@ def predicting(kind, heads, n_tokens, form, device):
     return Selection(layout, device, form), q, k
 
 
-def selecting(heads, n_tokens, most, form, device):
+def selecting(heads: int, n_tokens: int, most, form, device: torch.device | str):
     """``(Selection, codes, keys, counts)``: codes of a bell, that many are equal, and memory for lists of `most`."""
     layout = layouts.Layout(1, heads, n_tokens, n_tokens, ROWS, layouts.rounded(most))
     selection = Selection(layout, device, form)

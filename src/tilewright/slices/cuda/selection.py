@@ -6,6 +6,7 @@ all of them can be captured in a CUDA graph after a first call with such tensors
 
 import math
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -16,6 +17,11 @@ from tilewright.devices.cuda.tape import recorded  # noqa: F401  of the contract
 from tilewright.slices.cuda import code_kernels, prediction_forms, selection_kernels
 from tilewright.slices.cuda.prediction_forms import Kind, config_for, selecting
 from tilewright.slices.selection import padded
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tilewright.slices.layout import Layout
 
 LOG2_E = math.log2(math.e)
 # Codes that a program moves at once.
@@ -38,7 +44,7 @@ def memory(device):
 class Selection:
     """Methods as in `selection`. config: a `Config`, None: `prediction_forms.of`."""
 
-    def __init__(self, layout, device, config=None):
+    def __init__(self, layout: "Layout", device, config=None):
         """Compile nothing yet."""
         self.layout, self._device, self._config = layout, device, config
         # By name and settings.
@@ -49,29 +55,31 @@ class Selection:
         """Groups of all heads."""
         return self.layout.batch * self.layout.heads * self.layout.groups
 
-    def pooled(self, q, k, pool, scale, lengths=None):
+    def pooled(self, q: torch.Tensor, k: torch.Tensor, pool, scale: float, lengths=None):
         """See `selection`."""
         rows = self.means(q, pool)
         return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths, pool), pool, False, scale)
 
-    def means(self, q, pool):
+    def means(self, q: torch.Tensor, pool):
         """Means of `pool` consecutive queries each, [B, H, P, D]."""
         return q if pool == 1 else self._launch("_start_means", pool)(q)
 
-    def log_sum_exps(self, rows, k, scale, lengths=None, step=None):
+    def log_sum_exps(self, rows: "np.ndarray", k: torch.Tensor, scale: float, lengths=None, step: int | None = None):
         """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]. step: queries that a row
         stands for, by which the form is chosen."""
         known = self._all(k.shape[2]) if lengths is None else lengths
         return self._launch("_start_lse", step, 1, 0.0, scale)(rows, k, known)
 
-    def column(self, q, k, lse, step, largest, scale, lengths=None):
+    def column(
+        self, q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, step: int, largest, scale: float, lengths=None
+    ):
         """See `selection`."""
         rows = q[:, :, ::step]
         if lse is None:
             return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths, step), step, largest, scale)
         return self._codes(rows, k, lse[:, :, None, ::step], step, largest, scale, LOG2_E)
 
-    def blocks(self, q, k, block, similarity, scale):
+    def blocks(self, q: torch.Tensor, k: torch.Tensor, block, similarity, scale: float):
         """See `selection`."""
         layout = self.layout
         k = k[:, :, layout.first : layout.keys - layout.last]
@@ -89,12 +97,12 @@ class Selection:
         """See `selection`."""
         return self._launch("_start_given")(mask.view(torch.uint8))
 
-    def random(self, seed):
+    def random(self, seed: int):
         """See `selection`."""
         codes = self._empty_codes(self.layout.keys)
         return self._launch("_start_random", seed)(codes)
 
-    def select(self, codes, rule, keys, counts, lengths=None):
+    def select(self, codes, rule, keys: "np.ndarray", counts, lengths=None) -> None:
         """See `selection`."""
         known = self._all(self.layout.keys) if lengths is None else lengths
         if rule.width > 1:

@@ -13,10 +13,16 @@ Contract of a member module:
 Nothing is asked of the device. Importing this package does not import torch.
 """
 
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 
 from tilewright.core import contents, registry
 from tilewright.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tilewright.slices.layout import Layout
 
 NAMES = ("pooled", "column", "blocks", "given", "random")
 
@@ -30,20 +36,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ()
 
     @property
-    def free(self):
+    def free(self) -> bool:
         """Whether a key of code 0 is listed without its mass being counted."""
         return False
 
     @property
-    def known(self):
+    def known(self) -> bool:
         """Whether the keys of code 0 are the list: no mass, share or threshold chooses among them."""
         return False
 
-    def check(self, layout):
+    def check(self, layout: "Layout") -> None:
         """Raise `ConfigError` for settings that do not fit a layout."""
 
 
-def parse(name, settings):
+def parse(name: str, settings) -> tuple[ModuleType, Any]:
     """``(module, Params)`` of the predictor `name` with `settings`, a dict, read strictly.
 
     Raises `UnknownNameError` for the name and `ConfigError` for a setting that is unknown, of a wrong type or out of
@@ -57,7 +63,7 @@ def parse(name, settings):
         raise ConfigError(f"predictor {name}: {contents.said(error, module.Params)}; settings: {known}") from None
 
 
-def check_part(name, value, rows):
+def check_part(name: str, value: int, rows: int) -> None:
     """Raise `ConfigError` unless `value` is a power of two from 1 to the rows of a group."""
     if not 1 <= value <= rows or value & (value - 1):
         raise ConfigError(f"{name}: expected a power of two from 1 to the {rows} rows of a group, found {value}")

@@ -5,11 +5,16 @@ of the scores of means, each block weighed by its keys, is chosen from by ``mass
 other are listed by all groups, groups whose queries are unlike each other list all keys; neither counts as mass.
 """
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
 from tilewright.slices.predictors import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilewright.slices.layout import Layout
 
 
 class Params(Settings, frozen=True, forbid_unknown_fields=True):
@@ -20,17 +25,17 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     similarity: Annotated[float, msgspec.Meta(ge=-1, le=1)] = 0.5
 
     @property
-    def free(self):
+    def free(self) -> bool:
         """See `Settings`."""
         return True
 
 
-def group_bytes(params, layout, head_dim):
+def group_bytes(params: Params, layout: "Layout", head_dim: int):
     """See the contract: codes of blocks, and the means of queries and keys."""
     blocks = -(-layout.keys // params.block)
     return layout.keys + blocks + 4 * head_dim * (1 + -(-blocks // layout.groups)) + 128
 
 
-def codes(selection, q, k, params, *, scale):
+def codes(selection, q: "torch.Tensor", k: "torch.Tensor", params: Params, *, scale: float):
     """See the contract."""
     return selection.blocks(q, k, params.block, params.similarity, scale)

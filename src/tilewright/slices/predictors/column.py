@@ -5,9 +5,14 @@
 ``keep``. Log-sum-exps hardly change between denoising steps: those of an earlier one can be given.
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tilewright.slices.predictors import Settings, check_part
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilewright.slices.layout import Layout
 
 
 class Params(Settings, frozen=True, forbid_unknown_fields=True):
@@ -22,21 +27,23 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
         """See `Settings`."""
         return ("lse", "lengths")
 
-    def check(self, layout):
+    def check(self, layout: "Layout") -> None:
         """See `Settings`."""
         check_part("sample", self.asked(layout), layout.rows)
 
-    def asked(self, layout):
+    def asked(self, layout: "Layout"):
         """Queries of a group that are asked."""
         return layout.rows if self.sample is None else self.sample
 
 
-def group_bytes(params, layout, head_dim):
+def group_bytes(params: Params, layout: "Layout", head_dim: int):
     """See the contract: at most 16 log-sum-exps of each query."""
     return layout.keys + 64 * params.asked(layout)
 
 
-def codes(selection, q, k, params, *, scale, lse, lengths):
+def codes(
+    selection, q: "torch.Tensor", k: "torch.Tensor", params: Params, *, scale: float, lse: "torch.Tensor", lengths
+):
     """See the contract."""
     step = selection.layout.rows // params.asked(selection.layout)
     return selection.column(q, k, lse, step, params.criterion == "max", scale, lengths)

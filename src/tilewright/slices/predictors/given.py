@@ -10,7 +10,7 @@ s = y x width + x:
   distance of frames; where less than one place is left, the same place of every so many frames.
 """
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import torch
@@ -18,6 +18,9 @@ import torch
 from tilewright.core import arguments
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.slices.predictors import Settings
+
+if TYPE_CHECKING:
+    from tilewright.slices.layout import Layout
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Number = Annotated[int, msgspec.Meta(ge=0)]
@@ -45,11 +48,11 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
         return ("mask",)
 
     @property
-    def known(self):
+    def known(self) -> bool:
         """See `Settings`."""
         return True
 
-    def check(self, layout):
+    def check(self, layout: "Layout") -> None:
         """See `Settings`."""
         if self.pattern is None:
             return
@@ -76,17 +79,17 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"window: expected odd numbers of tiles, found {self.window}")
 
 
-def group_bytes(params, layout, head_dim):
+def group_bytes(params: Params, layout: "Layout", head_dim: int):
     """See the contract."""
     return layout.keys
 
 
-def codes(selection, q, k, params, *, scale, mask):
+def codes(selection, q: torch.Tensor, k: torch.Tensor, params: Params, *, scale: float, mask):
     """See the contract."""
     return selection.given(mask)
 
 
-def mask(params, layout, device):
+def mask(params: Params, layout: "Layout", device: torch.device | str):
     """See the contract."""
     if params.pattern is None:
         raise ConfigError(f"predictor given: expected a mask, or a pattern; known: {', '.join(STATED)}")
@@ -101,7 +104,7 @@ def mask(params, layout, device):
     return of_function(allowed, layout, device)
 
 
-def of_function(allowed, layout, device):
+def of_function(allowed, layout: "Layout", device: torch.device | str):
     """bool [B or 1, H or 1, G, N_k]: the keys that a query of each group sees; 1 where all are alike.
 
     allowed: ``(b, h, query, key) -> bool``, of int64 tensors that broadcast, as FlexAttention's mask functions. It is

@@ -5,7 +5,15 @@ q_r: m_gj = sum_r w_r exp(scale q_r k_j - L_r). The shares of a group sum to 1. 
 what is chosen. Two passes over pooled queries times keys, each 1 / (2 pool) of the products of dense attention.
 """
 
+from typing import TYPE_CHECKING
+
 from tilewright.slices.predictors import Settings, check_part
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilewright.slices.cpu.selection import Selection
+    from tilewright.slices.layout import Layout
 
 POOL = 32
 
@@ -17,24 +25,32 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     pool: int | None = None
 
     @property
-    def takes(self):
+    def takes(self) -> tuple[str]:
         """See `Settings`."""
         return ("lengths",)
 
-    def check(self, layout):
+    def check(self, layout: "Layout") -> None:
         """See `Settings`."""
         check_part("pool", self.asked(layout), layout.rows)
 
-    def asked(self, layout):
+    def asked(self, layout: "Layout") -> int:
         """Queries of a mean."""
         return min(POOL, layout.rows) if self.pool is None else self.pool
 
 
-def group_bytes(params, layout, head_dim):
+def group_bytes(params: Params, layout: "Layout", head_dim: int) -> int:
     """See the contract: means in the type of q, at most 32 log-sum-exps of each."""
     return layout.keys + layout.rows // params.asked(layout) * (4 * head_dim + 128)
 
 
-def codes(selection, q, k, params, *, scale, lengths):
+def codes(
+    selection: "Selection",
+    q: "torch.Tensor",
+    k: "torch.Tensor",
+    params: Params,
+    *,
+    scale: float,
+    lengths: "torch.Tensor | None",
+) -> "torch.Tensor":
     """See the contract."""
     return selection.pooled(q, k, params.asked(selection.layout), scale, lengths)

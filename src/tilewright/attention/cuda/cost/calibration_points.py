@@ -74,7 +74,7 @@ class Setup:
         point = Point(rank, 1, full=2, partial=0 if rank is None else 2, parts=1 + split)
         return lists(point, self.rows, self.step_keys, 2, FEW_TOKENS, self.blocks)
 
-    def basic(self, rank, resident):
+    def basic(self, rank: int, resident):
         """The points that tell what programs of a variant take; `resident` of them fit a multiprocessor."""
         steps = sorted({(full, 0) for full, _ in STEPS} if rank is None else STEPS)
         levels = range(1, resident + 1) if resident <= EACH else sorted({1, 2, 3, (resident + 1) // 2, resident})
@@ -82,13 +82,13 @@ class Setup:
         more = [Point(rank, resident, 1, *each, more=more) for more in sorted({1, resident // 2}) for each in steps]
         return [Point(rank, *load, *each) for load in loads for each in steps] + more
 
-    def memory(self, resident):
+    def memory(self, resident) -> list:
         """Points whose keys lie together, apart, and beyond the second-level cache."""
         row_bytes = 2 * self.head_dim * (4 if self.dtype == "float32" else 2)
         tokens = [max(NEAR_TOKENS // 2, int(share * self.l2_bytes / (row_bytes * self.batch))) for share in SHARES]
         return [Point(RANKS[0], resident, WAVES[1], partial=STEPS[-1][1], tokens=n) for n in (None, *tokens)]
 
-    def factors(self, resident):
+    def factors(self, resident) -> list:
         """A point whose items have factors of the greatest rank that no other item has."""
         return [Point(RANKS[-1], resident, WAVES[1], partial=STEPS[-1][1], own_masks=True)]
 
@@ -101,13 +101,13 @@ class Setup:
             points += [Point(0, resident, waves, partial=n, own_masks=True) for n in sorted({held, STEPS[-1][1]})]
         return points
 
-    def parts(self, resident):
+    def parts(self, resident) -> list:
         """Points whose blocks are split."""
         forms = ((4, None), (16, None), (16, 1), (64, 1))
         return [Point(RANKS[0], resident, partial=4, parts=n, rows=rows) for n, rows in forms]
 
 
-def lists(point, rows, step_keys, n_items, n_tokens, blocks=False):
+def lists(point, rows, step_keys, n_items, n_tokens: int, blocks=False) -> TileLists:
     """`TileLists` of `n_items` items as a `Point` has them, over `n_tokens` tokens. blocks: see `Setup`."""
     rng, item = np.random.default_rng(0), np.arange(n_items)
     steps, n_rows = point.full + point.partial, point.rows or rows

@@ -53,7 +53,7 @@ class OfTile:
     read: ClassVar = staticmethod(config.read)
     as_stated: ClassVar = staticmethod(forms.as_stated)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"tile {self.tile.name}"
 
     @property
@@ -75,7 +75,7 @@ class OfTile:
         return _tried(self.tile, self.head_dim, self.dtype, form)
 
 
-def search(chosen, head_dim, dtype, anew=False):
+def search(chosen, head_dim, dtype, anew=False) -> None:
     """Find the fastest forms of each of the tiles `chosen` that has no file yet, and write it; anew: of each.
 
     Two processes that need the same find it once. Raises `DeviceError` without a GPU, and where no form of a tile runs.
@@ -84,7 +84,7 @@ def search(chosen, head_dim, dtype, anew=False):
     find([OfTile(tile, head_dim, dtype) for tile in chosen], head_dim, dtype, anew)
 
 
-def find(subjects, head_dim, dtype, anew):
+def find(subjects, head_dim: int, dtype: torch.dtype, anew: bool) -> None:
     """As `search`, of `subjects` that are like `OfTile`, all of one class."""
     stated = {subject: subject.stated for subject in subjects}
     paths = {subject: forms.path_of(each) for subject, each in stated.items()}
@@ -103,7 +103,7 @@ def find(subjects, head_dim, dtype, anew):
             forms.keep(paths[subject], choose(subject, each, done, stated[subject]))
 
 
-def choose(subject, candidates, done, stated):
+def choose(subject, candidates, done, stated) -> Choice:
     """The `Choice` among `candidates`, of which the jobs `done` were compiled, made for what is `stated`."""
     found = []
     for form in progress.with_progress(candidates, f"forms of {subject}"):
@@ -143,7 +143,7 @@ def _faster(trial, other, launches):
     return _score(trial, launches) <= _score(other, launches) + len(launches) * math.log(1 - MARGIN)
 
 
-def trial(form, measured, as_stated=forms.as_stated):
+def trial(form, measured, as_stated=forms.as_stated) -> Trial:
     """The `Trial` of a form: ``measured() -> (relative error, the largest allowed, callable() -> microseconds)``.
 
     as_stated: what writes the form.
@@ -181,7 +181,7 @@ def points(setup):
     return Point(rank, PROGRAMS, partial=window), Point(rank, PROGRAMS, full=kept)
 
 
-def checked(gpu):
+def checked(gpu) -> float:
     """Relative error of attention over a small pattern in the form of `gpu`, by the kernel that `points` run."""
     dense, lists = _small(gpu.tile, gpu.setup.step_keys)
     launch, tokens = gpu.prepared(lists, TOKENS, 1)
