@@ -17,7 +17,9 @@ rule reorder:
         runtime=runtime(of_graph),
     params:
         **parameters(
-            "reorder", lambda wildcards: [f"tilewright.attention.reorder.{wildcards.r}"], settings=stated(CONFIG.reorder, "r")
+            "reorder",
+            lambda wildcards: [f"tilewright.attention.reorder.{wildcards.r}"],
+            settings=stated(CONFIG.reorder, "r"),
         ),
     shell:
         "python {params.script} --method {wildcards.r} {params.settings} --input {input.graph:q} --output {output.graph:q} 2>&1 | tee {log:q}"
