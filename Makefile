@@ -1,5 +1,6 @@
 # make setup      create .venv with the pinned packages and this checkout, and config/schema.json
-# make reproduce  the whole study at the default scale, to figures/ and results/report.html
+# make reproduce  the default study, to figures/ and results/report.html
+# make reproduce-all  with it, all else that runs on a CPU: config/all.yaml
 # make smoke      one figure from its pattern to its picture, in build/smoke
 # make record     DEVICE=h200 MINUTES=28: run config/h200.yaml on this machine, or go on, and record its rows as expected/h200
 # make test       the test-suite
@@ -18,7 +19,7 @@ BIN    := $(VENV)/bin
 # What editors show of config.yaml.
 SCHEMA := $(BIN)/python -m tilewright_study.config > config/schema.json
 
-.PHONY: setup reproduce smoke record test lint fix lock schema clean
+.PHONY: setup reproduce reproduce-all smoke record test lint fix lock schema clean
 
 setup: $(VENV)/.installed
 
@@ -34,6 +35,9 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 
 reproduce: setup
 	$(BIN)/snakemake --cores all
+
+reproduce-all: setup
+	$(BIN)/snakemake --cores all --configfile config/all.yaml
 
 smoke: setup
 	$(BIN)/snakemake --cores all --directory build/smoke --configfile config/smoke.yaml -- figures/speedup.svg

@@ -133,6 +133,12 @@ def attention_modules(rows):
     return lambda wildcards: experiments.modules("attention", rows(CONFIG, *wildcards), CONFIG.device)
 
 
+def baseline_forms(wildcards):
+    """Parameter: the flags for the forms that baselines run in on a workload."""
+    found = experiments.member("attention").forms(CONFIG, wildcards.m)
+    return ["--forms", *found] if found else []
+
+
 def shown_modules(family, wildcard):
     """Modules entered: the one of a figure or a table, and the experiments whose rows it reads."""
 

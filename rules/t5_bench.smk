@@ -58,12 +58,13 @@ rule compile_baselines:
             attention_modules(experiments.member("attention").compared),
             kept=f"{COMPILED} {TIMED_THREADS}",
             names=list(CONFIG.attention.baselines),
+            forms=baseline_forms,
             device=DEVICE,
             machine=MACHINE,
             seed=CONFIG.seed,
         ),
     shell:
-        "{params.kept} python {params.script} --compile-only --baselines {params.names}"
+        "{params.kept} python {params.script} --compile-only --baselines {params.names} {params.forms}"
         " --graph {input.graph:q} {params.device} --seed {params.seed} --output {output.names:q} 2>&1 | tee {log:q}"
 
 
@@ -88,6 +89,7 @@ rule baselines:
             attention_modules(experiments.member("attention").compared),
             kept=COMPILED,
             names=list(CONFIG.attention.baselines),
+            forms=baseline_forms,
             device=DEVICE,
             machine=MACHINE,
             dense=CONFIG.attention.max_dense_tokens,
@@ -95,7 +97,7 @@ rule baselines:
             seed=CONFIG.seed,
         ),
     shell:
-        "{params.kept} python {params.script} --baselines {params.names}"
+        "{params.kept} python {params.script} --baselines {params.names} {params.forms}"
         " --graph {input.graph:q} {params.device} --max-dense-tokens {params.dense} {params.effort}"
         " --seed {params.seed} --output {output.csv:q} 2>&1 | tee {log:q}"
 

@@ -10,16 +10,28 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from copy import deepcopy
 from pathlib import Path
 
 import yaml
+from snakemake.utils import update_config
 
 ROOT = Path(__file__).parents[2]
 # The small study, and how it is run.
 TINY = ROOT / "tests/config/tiny.yaml"
 RUN = ("--cores", "2", "--configfile", TINY)
+# All that runs on a CPU, an overlay of the default study.
+ALL = ROOT / "config/all.yaml"
 JOB = re.compile(r"^(?:local)?rule (\w+):\n((?:    .+\n)*)", re.MULTILINE)
 PARTS = ("src", "workflow", "rules", "profiles", "envs", "expected", "config")
+
+
+def merged(*overlays):
+    """The configuration of the default study under `overlays`, paths or mappings, as Snakemake merges it."""
+    found = yaml.safe_load((ROOT / "config.yaml").read_text())
+    for each in overlays:
+        update_config(found, deepcopy(each) if isinstance(each, dict) else yaml.safe_load(Path(each).read_text()))
+    return found
 
 
 def copied(source):

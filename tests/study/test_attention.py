@@ -170,6 +170,11 @@ def test_of_the_variants_the_fastest_that_is_right_is_reported(monkeypatch, toke
         (row,) = run_baselines(["sdpa_dense"], tokens, QUICK, max_dense_tokens=90)
         assert (row["status"], row["variant"]) == (status, variant)
         assert re.search(reason, row["reason"])
+    # One form is timed with the others, and not before.
+    monkeypatch.setattr(sdpa_dense, "VARIANTS", tuple(calls))
+    monkeypatch.setattr(_attention, "time_call", None)
+    (row,) = run_baselines(["sdpa_dense"], tokens, QUICK, max_dense_tokens=90, forms={"sdpa_dense": ["slow"]})
+    assert (row["status"], row["variant"]) == ("ok", "slow")
 
 
 GPU = {

@@ -7,18 +7,18 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
-import yaml
 
+from helpers.checkout import ALL, merged
 from tilewright.core.errors import ConfigError
 from tilewright_study import config, experiments
 
 ROOT = Path(__file__).parents[2]
-DEFAULT = yaml.safe_load((ROOT / "config.yaml").read_text())
+DEFAULT, WHOLE = merged(), merged(ALL)
 
 
 def changed(path, value):
-    """The default study with one value replaced, or removed when `value` is ..."""
-    mapping = copy.deepcopy(DEFAULT)
+    """The whole study with one value replaced, or removed when `value` is ..."""
+    mapping = copy.deepcopy(WHOLE)
     *parents, last = path.split("/")
     place = mapping
     for key in parents:
@@ -49,6 +49,7 @@ def test_default_study_loads():
         ("dtype", "float64", r"Invalid enum value 'float64' - at `\$.dtype`"),
         ("device", "tpu", "device: unknown kind of device 'tpu'; known: cpu, cuda"),
         ("tiles", [], "tiles: expected at least one name"),
+        ("attention/forms", {"flax": None}, "attention.forms: unknown baseline 'flax'; known: sdpa_dense"),
         ("ragged/attention", {"vaarlen": [1]}, "ragged.attention: unknown attention 'vaarlen'; known: tilewright"),
         ("ragged/shapes", [[3, 0]], "ragged.shapes: expected at least 1, found 0"),
         ("ragged/lengths", [[9, 3]], r"ragged.lengths: expected the least first, found \[9, 3\]"),
@@ -198,11 +199,7 @@ def test_an_attention_without_batches_is_left_out():
     ("path", "place"), [("tests/config/tiny.yaml", "workloads"), ("config/large.yaml", "networks")]
 )
 def test_overlays_change_known_keys(path, place):
-    from snakemake.utils import update_config
-
-    mapping = copy.deepcopy(DEFAULT)
-    update_config(mapping, yaml.safe_load((ROOT / path).read_text()))
-    assert msgspec.to_builtins(config.load(mapping))[place] != DEFAULT[place]
+    assert msgspec.to_builtins(config.load(merged(ROOT / path)))[place] != DEFAULT[place]
 
 
 def test_what_snakemake_parses_stays_light():

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import yaml
 
-from helpers.checkout import copied, dry_run, snakemake
+from helpers.checkout import ALL, copied, dry_run, merged, snakemake
 from tilewright import devices
 from tilewright.attention.schedule import search
 from tilewright.core import provenance
@@ -24,9 +24,7 @@ from tilewright_study.tables import _read
 
 ROOT = Path(__file__).parents[2]
 # Every experiment, also those that the default study leaves out. Their weights need not be there.
-STUDY = msgspec.structs.replace(
-    config.load(yaml.safe_load((ROOT / "config.yaml").read_text())), experiments=experiments.NAMES
-)
+STUDY = msgspec.structs.replace(config.load(merged(ALL)), experiments=experiments.NAMES)
 GENERAL = [name for name in experiments.NAMES if hasattr(experiments.member(name), "Settings")]
 
 
@@ -306,7 +304,7 @@ def test_its_mistakes_are_named(source, tmp_path):
 
 
 def test_an_experiment_may_have_a_type_of_its_own():
-    stated = yaml.safe_load((ROOT / "config.yaml").read_text())
+    stated = merged()
     stated["ragged"]["dtype"] = "float16"
     study = config.load(stated)
     found = {

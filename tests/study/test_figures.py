@@ -11,10 +11,10 @@ import matplotlib.colors
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from msgspec import structs
 
 from helpers import synthetic
+from helpers.checkout import ALL, merged
 from helpers.files import run_script
 from tilewright import graph
 from tilewright.attention import blocks, schedule
@@ -77,7 +77,7 @@ PEERS = (("sdpa_dense", 90, "none"), ("flex", 75, "none"), ("flex", 60, "window"
 
 
 def configured(**changes):
-    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    mapping = merged(ALL)
     for key, value in {**SMALL, **changes}.items():
         merge = isinstance(value, dict) and key != "tile_sets"
         mapping[key] = {**mapping[key], **value} if merge else value

@@ -3,15 +3,13 @@
 import ast
 import re
 import shutil
-from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from snakemake.utils import update_config
 
-from helpers.checkout import ROOT, TINY, appended, copied, described, dry_run, overlay, run_loaded
+from helpers.checkout import ROOT, TINY, appended, copied, described, dry_run, merged, overlay, run_loaded
 from tilewright.core.errors import ArtifactError
 from tilewright_study import config, experiments, origins
 from tilewright_study.measure import rows as _rows
@@ -24,14 +22,6 @@ TRAINED = "results/checkpoints/segformer-b0-64.plain.safetensors"
 # A path of a study in a command, maybe in JSON.
 RESULT = re.compile(r'(?:^|(?<=["=]))[^"=]*results/[^"]*')
 SHOWN = {"figure", "table", "report"}
-
-
-def merged(*mappings):
-    """The small study, with overlays."""
-    found = yaml.safe_load((ROOT / "config.yaml").read_text())
-    for mapping in (yaml.safe_load(TINY.read_text()), *mappings):
-        update_config(found, deepcopy(mapping))
-    return found
 
 
 def by_output(jobs):
@@ -185,7 +175,7 @@ def test_what_is_changed_makes_all_that_follows_stale_and_nothing_else(base, cha
 
 def test_keys_of_an_experiment_change_its_cases():
     """Those that have no rules of their own: what the rule `experiment` is run with says everything."""
-    mapping = merged()
+    mapping = merged(TINY)
     found = config.load(mapping)
     ours = {name.partition(".")[0] for name in KEYS}
     for name in experiments.NAMES:
@@ -384,9 +374,10 @@ def test_a_part_of_the_configuration_is_enough_for_a_module(tmp_path, prefix):
 
 
 def test_a_tile_set_is_left_out_by_null():
-    found = config.load(merged({"tile_sets": {"64x64": None, "16x1": None}}))
+    found = config.load(merged(TINY, {"tile_sets": {"64x64": None, "16x1": None}}))
     assert {*found.tile_sets} == {*found.attention.schedules} == {"mixed", "64x1"}
-    assert {*config.load(merged({"attention": {"schedules": {"64x64": None}}})).attention.schedules} >= {"16x1", "64x1"}
+    found = config.load(merged(TINY, {"attention": {"schedules": {"64x64": None}}}))
+    assert {*found.attention.schedules} >= {"16x1", "64x1"}
 
 
 def test_a_file_of_the_checkout_counts_by_what_it_holds(folder, base, checkout):

@@ -7,10 +7,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 from helpers import synthetic
-from helpers.checkout import ROOT
+from helpers.checkout import ALL, ROOT, merged
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import layers, segformer
@@ -31,7 +30,7 @@ CASE = "segformer-b0-64.plain"
 
 
 def configured(network="segformer-b0-64", checkpoint=None, name=CASE, static=(), **changes):
-    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    mapping = merged(ALL)
     mapping["experiments"] = ["paths", "stream"]
     stated = {"networks": {name: {"network": network, "checkpoint": checkpoint}}}
     mapping["paths"] |= stated | {"rungs": ["trained", "statistics"]} | changes
@@ -61,7 +60,7 @@ def test_weights_that_are_not_there_are_named_with_what_trains_them(tmp_path):
 
 
 def test_weights_that_are_trained_for_another_network_need_not_be_there():
-    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    mapping = merged(ALL)
     mapping["experiments"] = ["paths"]
     other = {"network": "segformer-b0-64", "checkpoint": f"results/checkpoints/{CASE}.safetensors"}
     mapping["paths"]["networks"] = {CASE: {"network": "segformer-b0-64", "checkpoint": None}, "batches": other}
@@ -83,7 +82,7 @@ def test_weights_that_are_trained_for_another_network_need_not_be_there():
 
 @pytest.mark.parametrize(("shots", "told"), [(3, "at most 2 of stream.scenes, found 3"), (0, "at least 1, found 0")])
 def test_each_shot_of_a_stream_has_a_scene(shots, told):
-    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    mapping = merged(ALL)
     mapping["stream"] |= {"scenes": 2, "shots": shots}
     with pytest.raises(ConfigError, match=rf"stream\.shots: expected {told}"):
         config.load(mapping)
@@ -112,7 +111,7 @@ def test_what_a_section_refuses(changes, message):
 
 
 def test_a_network_is_left_out_by_null():
-    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    mapping = merged(ALL)
     mapping["experiments"] = ["paths"]
     mapping["paths"]["networks"] = {"segformer-b0-256.sampled": None}
     assert experiments.cases("paths", config.load(mapping)) == []

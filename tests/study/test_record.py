@@ -39,7 +39,7 @@ OVERLAY = """\
 experiments: [ragged]
 heatmap: {resolutions: [224, 512]}
 ragged: {shapes: [[3, 64]]}
-pruned_accuracy: {networks: {deit-tiny-64: []}}
+pruned: {workloads: []}
 """
 
 

@@ -9,6 +9,7 @@ from test_claims import verdicts
 from test_figures import ROOT, configured
 
 from helpers import synthetic
+from helpers.checkout import merged
 from helpers.rows import whole
 from helpers.threads import threads
 from tilewright import reference, slices
@@ -325,21 +326,13 @@ def test_the_lists_of_names_are_those_of_the_modules():
 
 
 def test_the_overlay_for_a_gpu_is_a_study():
-    import yaml
-    from snakemake.utils import update_config
-
-    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
-    update_config(mapping, yaml.safe_load((ROOT / "config/h200.yaml").read_text()))
+    mapping = merged(ROOT / "config/h200.yaml")
     study = config.load({**mapping, "experiments": ["slices"]})
     assert experiments.cases("slices", study)[0] == "12x128-21x30x52"
 
 
 def test_the_overlay_for_trained_maps_has_one_case_of_its_own_weights():
-    import yaml
-    from snakemake.utils import update_config
-
-    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
-    update_config(mapping, yaml.safe_load((ROOT / "config/h200.yaml").read_text()))
+    mapping = merged(ROOT / "config/h200.yaml")
     study = config.load({**mapping, "experiments": ["recall"]})
     assert list(experiments.cases("recall", study)) == ["brief-21x30x52"]
     assert "results/video/brief.safetensors" in " ".join(experiments.arguments("recall", study, "brief-21x30x52"))

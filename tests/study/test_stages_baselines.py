@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from tilewright import graph, masks
+from tilewright.core.errors import UnknownNameError
 from tilewright.torch_attention import Ready
 from tilewright_study.baselines import sparse
 from tilewright_study.baselines.sparse import flex
@@ -59,6 +60,13 @@ def test_first_calls_are_made_of_what_compiles_alone(graphs, tmp_path, monkeypat
     baselines.run(names, graphs, tmp_path / "compiled.txt", **SIZES, **QUICK, compile_only=True)
     assert made == [(order, variant) for order in (None, "window") for variant in ("128", "32")]
     assert (tmp_path / "compiled.txt").read_text() == "flex 128\nflex 32\n" * 2
+    # Of the forms that are asked for alone.
+    asked = {"compile_only": True, "forms": [("flex", "32")]}
+    baselines.run(names, graphs, tmp_path / "compiled.txt", **SIZES, **QUICK, **asked)
+    assert (tmp_path / "compiled.txt").read_text() == "flex 32\n" * 2
+    with pytest.raises(UnknownNameError, match="unknown form of flex '31'; known: 128, 64, 32"):
+        asked["forms"] = [("flex", "31")]
+        baselines.run(names, graphs, tmp_path / "compiled.txt", **SIZES, **QUICK, **asked)
 
 
 # Prints how often torch looked for what it compiled, and found it, in a run with the arguments of this process.

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from helpers import plans
-from helpers.checkout import snakemake
+from helpers.checkout import merged, snakemake
 from helpers.files import run_script
 from tilewright import devices
 from tilewright import graph as graph_file
@@ -90,7 +90,7 @@ def test_another_device_is_refused(files, monkeypatch):
         tune.run(**arguments(files))
 
 
-STUDY = yaml.safe_load((ROOT / "config.yaml").read_text())
+STUDY = merged()
 
 
 def configured(**schedules):

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import yaml
 
-from helpers.checkout import ROOT
+from helpers.checkout import ALL, merged
 from helpers.gpu import TRITON_DEVICE
 from tilewright import devices, networks
 from tilewright.core import provenance
@@ -29,7 +28,7 @@ BETTER = {"b0": 0.3, "b1": 0.5}
 
 
 def configured(static, contenders=("closed", "static"), **others):
-    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    mapping = merged(ALL)
     mapping["experiments"] = ["paths", "stream"]
     named = {name: {"network": name.removesuffix(".plain"), "checkpoint": None} for name in (SMALL, LARGE)}
     mapping["paths"]["networks"] = named | others

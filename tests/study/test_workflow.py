@@ -7,11 +7,9 @@ import subprocess
 import time
 
 import pytest
-import yaml
-from snakemake.utils import update_config
 
 from helpers import loaded
-from helpers.checkout import ROOT, RUN, TINY, appended, copied, described, overlay, plan, snakemake
+from helpers.checkout import RUN, TINY, appended, copied, described, merged, overlay, plan, snakemake
 from tilewright import graph
 from tilewright.attention import blocks
 from tilewright_study import config, figures
@@ -21,14 +19,6 @@ from tilewright_study.tables import _select
 # Reach every stage with few jobs.
 TARGETS = ("figures/fill.svg", "figures/latency_vil.svg", "results/tables/fill.csv", "results/tables/end_to_end.csv")
 PACKED = ("results/logs/pruned/deit-tiny-64-threshold_l2.csv", "results/logs/ragged/1x32.csv")
-
-
-def merged(*paths):
-    """The configuration of the study under overlays, as Snakemake merges it."""
-    found = yaml.safe_load((ROOT / "config.yaml").read_text())
-    for path in paths:
-        update_config(found, yaml.safe_load(path.read_text()))
-    return found
 
 
 @pytest.fixture(scope="module")

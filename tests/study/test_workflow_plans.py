@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import yaml
 
-from helpers.checkout import JOB, ROOT, RUN, TINY, copied, dry_run, overlay, plan, run_loaded
+from helpers.checkout import ALL, JOB, ROOT, RUN, TINY, copied, dry_run, merged, overlay, plan, run_loaded
 from tilewright import masks
 from tilewright.packed import pruners
 from tilewright_study import config, experiments, figures, tables
@@ -25,15 +25,29 @@ def checkout(tmp_path_factory):
     return copied(tmp_path_factory.mktemp("source") / "checkout")
 
 
-def test_default_study_plans_every_job_once(tmp_path):
-    study = config.load(yaml.safe_load((ROOT / "config.yaml").read_text()))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Jobs of all that runs on a CPU."""
+    return plan(tmp_path_factory.mktemp("whole"), configs=[ALL])
+
+
+def test_the_default_study_runs_a_part_of_all_and_trains_nothing(tmp_path, whole):
     jobs = plan(tmp_path, configs=[ROOT / "config.yaml"])
+    # Figures and tables of what it runs alone; the rest of its jobs are those of the whole study.
+    assert {(name, *sorted(w.items())) for name, w in jobs} < {(name, *sorted(w.items())) for name, w in whole}
+    assert not {"classifier", "video_weights", "train"} & {name for name, _ in jobs}
+    assert {w["m"] for name, w in jobs if name == "bench"} == {w["m"] for name, w in whole if name == "bench"}
+    assert len({w["app"] for name, w in jobs if name == "push_run"}) == 4
+
+
+def test_the_whole_study_plans_every_job_once(whole):
+    study, jobs = config.load(merged(ALL)), whole
     counts = Counter(name for name, _ in jobs)
     graphs = len(study.workloads) * len(study.orders)
     assert counts["all"] == counts["report"] == 1
     assert counts["profile"] == counts["bench"] == graphs
     assert (counts["figure"], counts["table"]) == tuple(map(len, figures.selected(study)))
-    # The default study has no plans of networks but their own, and runs on a CPU.
+    # It has no plans of networks but their own, and runs on a CPU.
     on_gpus = {"dispatch", "video_clips"}
     for names, shown, others in zip(
         (figures.NAMES, tables.NAMES), figures.selected(study), (on_gpus, set()), strict=True
@@ -169,7 +183,7 @@ def test_selected_experiments_of_the_gpu_study_run_alone(tmp_path):
 def test_what_does_not_compile_is_not_compiled_ahead(tmp_path, setting):
     # Slices are measured against FlexAttention too.
     without = [f"{name}={{'baselines': [sdpa_dense]}}" for name in ("slices", "recall")]
-    counts = Counter(name for name, _ in plan(tmp_path, "--config", setting, *without, configs=[ROOT / "config.yaml"]))
+    counts = Counter(name for name, _ in plan(tmp_path, "--config", setting, *without, configs=[ALL]))
     rule, left = ("baselines", "experiment") if setting.startswith("attention") else ("experiment", "baselines")
     assert counts[f"compile_{rule}"] == 0 and counts[rule] > 0 and counts[f"compile_{left}"] > 0
 
@@ -180,6 +194,7 @@ def test_what_is_compiled_ahead_is_for_the_threads_of_the_timed_job(tmp_path):
     commands = [line for line in printed.splitlines() if "run_baselines.py" in line]
     ahead, timed = (next(line for line in commands if ("--compile-only" in line) == only) for only in (True, False))
     assert "OMP_NUM_THREADS=3 MKL_NUM_THREADS=3" in ahead and "OMP_NUM_THREADS" not in timed
+    assert all("--forms flex=16-split " in command for command in (ahead, timed))
     kept = "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
     assert kept in ahead and kept in timed
 
@@ -234,7 +249,7 @@ def test_a_documented_command_is_planned(line, checkout):
 
 
 def test_every_figure_and_table_is_a_target(tmp_path):
-    shown = config.load(yaml.safe_load((ROOT / "config.yaml").read_text()))
+    shown = config.load(merged(ALL))
     files = {
         "figure": [f"figures/{name}.{kind}" for name in figures.selected(shown)[0] for kind in ("svg", "png", "pdf")],
         "table": [f"results/tables/{name}.{kind}" for name in figures.selected(shown)[1] for kind in ("csv", "md")],

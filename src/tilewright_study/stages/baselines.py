@@ -25,27 +25,31 @@ def run(
     max_seconds,
     seed,
     compile_only=False,
+    forms=(),
 ):
     """Check and time the `baselines` on a `device` of this kind and write all rows to `output`.
 
     graph: files of one pattern in several orders. Baselines that work through all pairs take the same time in every
-    order: they run in the first one only. compile_only: nothing is timed, `output` lists what was compiled instead.
+    order: they run in the first one only. forms: pairs of a baseline and a form of it; without one a baseline runs in
+    all. compile_only: nothing is timed, `output` lists what was compiled instead.
     Raises `TilewrightError`; nothing is written then.
     """
     from tilewright_study.experiments.attention import run as _attention
 
     effort = experiment.checked(Effort(rse, min_repetitions, max_seconds))
     facts = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "batch": batch, "seed": seed, "device": device}
-    rows, names = [], baselines
+    rows, names, chosen = [], baselines, {}
+    for name, form in forms:
+        chosen.setdefault(name, []).append(form)
     with lock.exclusive(device):
         loaded = map(graph_file.load, progress.with_progress(graph, "baselines"))
         orders = (_attention.Tokens(found, **facts) for found in loaded)
         if compile_only:
-            compiled = (_attention.compile_baselines(names, tokens) for tokens in orders)
+            compiled = (_attention.compile_baselines(names, tokens, chosen) for tokens in orders)
             experiment.write_names(output, itertools.chain.from_iterable(compiled))
             return
         for tokens in orders:
-            rows += _attention.run_baselines(names, tokens, effort, max_dense_tokens=max_dense_tokens)
+            rows += _attention.run_baselines(names, tokens, effort, max_dense_tokens=max_dense_tokens, forms=chosen)
             names = [name for name in names if not sparse_baselines.member(name).DENSE]
     bench.show(rows)
     experiment.write(output, "attention", rows, device)

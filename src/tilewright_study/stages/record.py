@@ -36,18 +36,18 @@ PATIENCE = 60
 def run(device, overlays, minutes, checkout):
     """Record the study of config.yaml with `overlays` as expected/<device>/ of `checkout`, in so many `minutes`.
 
-    overlays: without any, config/<device>.yaml, where there is one. Those of ``experiments:`` come first, then the
-    others that the last overlay has a section of, in their order. A case that is there already, of an earlier call
-    that ran out of time or was ended, is not measured again; with no minutes nothing is. What earlier calls asked for
-    under other overlays is part of the run. Raises `ConfigError` where the checkout has changes, or rows are there of
-    another commit, `ArtifactError` where there are none at the end.
+    overlays: without any, config/<device>.yaml, where there is one, else config/all.yaml. Those of ``experiments:``
+    come first, then the others that the last overlay has a section of, in their order. A case that is there already,
+    of an earlier call that ran out of time or was ended, is not measured again; with no minutes nothing is. What
+    earlier calls asked for under other overlays is part of the run. Raises `ConfigError` where the checkout has
+    changes, or rows are there of another commit, `ArtifactError` where there are none at the end.
     """
     begin = monotonic()
     target, work = checkout / "expected" / device, checkout / "build" / "record" / device
     if target.exists() and not (target / RUN).is_file():
         raise ConfigError(f"{target}: expected a recorded run to take the place of, found another folder")
     named = [path for path in [checkout / "config" / f"{device}.yaml"] if path.is_file()]
-    overlays = [Path(path).resolve() for path in overlays] or named or [checkout / "config.yaml"]
+    overlays = [Path(path).resolve() for path in overlays] or named or [checkout / "config/all.yaml"]
     study = _study(checkout, overlays)
     asked = {name: experiments.files(name, study) for name in study.experiments}
     before = _before(work)

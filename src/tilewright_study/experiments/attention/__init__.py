@@ -31,6 +31,8 @@ class Section(sections.Section, frozen=True):
         published objective's apart, and of each of the set's tiles that is a set of its own here, as the device times
         them
     baselines: what schedules are measured against
+    forms: by baseline and the first word of workloads' names, the forms of it that run; all of them where nothing is
+        said, or null
     baseline_orders: orders in which the baselines get their tokens; those that work through all pairs run in the first
     max_dense_tokens: a longer sequence is not run densely, and its row says so
     max_seconds: a timing stops after this time, in seconds
@@ -38,6 +40,7 @@ class Section(sections.Section, frozen=True):
 
     schedules: dict[str, tuple[str, ...] | None]
     baselines: tuple[str, ...]
+    forms: dict[str, dict[str, tuple[str, ...]] | None]
     baseline_orders: tuple[str, ...]
     max_dense_tokens: int
     max_seconds: float
@@ -65,6 +68,10 @@ class Section(sections.Section, frozen=True):
                 raise ConfigError(f"attention.schedules.{name}: expected a solver beside {TUNED}, found none")
         sections.selection("attention.baselines", self.baselines)
         sections.known("attention.baselines", "baseline", self.baselines, sparse_baselines.NAMES)
+        sections.known("attention.forms", "baseline", self.forms, sparse_baselines.NAMES)
+        for name, chosen in self.forms.items():
+            for family, forms in (chosen or {}).items():
+                sections.selection(f"attention.forms.{name}.{family}", forms)
         sections.selection("attention.baseline_orders", self.baseline_orders)
         sections.known("attention.baseline_orders", "order", self.baseline_orders, reorder.NAMES)
         sections.at_least("attention.max_dense_tokens", 1, [self.max_dense_tokens])
@@ -132,6 +139,12 @@ class Row(rows.Row, frozen=True, kw_only=True):
     ceiling_fraction: Number = None
     tokens_per_s: Number = None
     memory_bytes: Count = None
+
+
+def forms(config, workload):
+    """Words ``<baseline>=<form>``: forms that baselines run in on a workload, of those that do not run in all."""
+    family, stated = workload.partition("-")[0], config.attention.forms.items()
+    return [f"{name}={form}" for name, chosen in stated for form in (chosen or {}).get(family, ())]
 
 
 def cases(config):

@@ -238,13 +238,14 @@ def _run(schedule, blocks, tokens, facts, ordered):
     return _Run(row, call, executor.executed, tokens)
 
 
-def run_baselines(names, tokens, effort, *, max_dense_tokens):
+def run_baselines(names, tokens, effort, *, max_dense_tokens, forms=None):
     """A row of each of the baselines `names`, in its fastest variant, tokens in the order of the graph of `tokens`.
 
-    In an order other than the natural one, a second row is of that variant with tokens permuted inside the call. More
-    than `max_dense_tokens` keys are not attended densely. A first timing chooses the variant; then all are timed in
-    turns. ``memory_bytes`` are the tables that a baseline holds.
-    The first call, which may compile, is not counted; its time is printed. Raises `UnknownNameError`.
+    forms: ``{baseline: variants}`` of those that do not run in all. In an order other than the natural one, a second
+    row is of that variant with tokens permuted inside the call. More than `max_dense_tokens` keys are not attended
+    densely. Where a baseline has several variants a first timing chooses one; then all are timed in turns.
+    ``memory_bytes`` are the tables that a baseline holds. The first call, which may compile, is not counted; its time
+    is printed. Raises `UnknownNameError`.
     """
     runs = []
     for name in names:
@@ -259,20 +260,29 @@ def run_baselines(names, tokens, effort, *, max_dense_tokens):
         except sparse_baselines.Unavailable as reason:
             runs.append(_Run(tokens.row(status="skipped", reason=str(reason), **facts)))
             continue
-        runs.append(best := _fastest(module, asked, effort, facts))
+        runs.append(best := _fastest(module, _variants(name, forms), asked, effort, facts))
         if best.call is not None and asked.graph.row_order is not None and not module.DENSE:
             runs.append(_variant(module, best.row["variant"], asked, facts | {"ordered": False}))
     return _in_turns(runs, effort)
 
 
-def _fastest(module, tokens, effort, facts):
-    """The `_Run` of the fastest variant of a baseline that is right, else of one that is wrong, else of one that could
-    not run. The tables of the others are freed."""
+def _variants(name, forms):
+    """Forms of a baseline, of all those that `forms`, ``{baseline: forms}``, name. Raises `UnknownNameError`."""
+    known = sparse_baselines.member(name).VARIANTS
+    chosen = (forms or {}).get(name, known)
+    for form in chosen:
+        registry.check(f"form of {name}", form, known)
+    return chosen
+
+
+def _fastest(module, variants, tokens, effort, facts):
+    """The `_Run` of the fastest of the `variants` of a baseline that is right, else of one that is wrong, else of one
+    that could not run. The tables of the others are freed."""
     ranks, least, best = ("ok", "failed", "skipped"), (), None
-    for variant in module.VARIANTS:
+    for variant in variants:
         run = _variant(module, variant, tokens, facts)
         row = run.row
-        if run.call is not None and len(module.VARIANTS) > 1:
+        if run.call is not None and len(variants) > 1:
             timing = (time_gpu if tokens.gpu else time_call)(run.call, **effort.limits)
             row = settled(row, run.call, timing.columns)
             run = run if row["status"] == "ok" else _Run(row)
@@ -282,12 +292,12 @@ def _fastest(module, tokens, effort, facts):
     return best
 
 
-def compile_baselines(names, tokens):
+def compile_baselines(names, tokens, forms=None):
     """Make the first call of every form of those baselines that torch compiles: calls of another process, over the
-    same pattern with tokens of the same sizes, find them on disk. Yields the names of the forms."""
+    same pattern with tokens of the same sizes, find them on disk. forms: as for `run_baselines`. Yields their names."""
     for name in [name for name in names if name in sparse_baselines.COMPILED]:
         module = sparse_baselines.member(name)
-        for variant in module.VARIANTS:
+        for variant in _variants(name, forms):
             # What cannot run says so where it is timed.
             with suppress(sparse_baselines.Unavailable, RuntimeError):
                 _prepared(module, variant, tokens).call(*tokens.ordered)
