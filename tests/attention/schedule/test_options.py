@@ -255,19 +255,6 @@ def test_a_file_brings_the_lengths_back(tmp_path):
         assert [costs["split_keys"] for costs in document["further"]] == [16, None], name
 
 
-def test_files_of_the_version_before_are_read(tmp_path):
-    blocks, profiles = random_inputs(1, 6, TILES)
-    found = solve(blocks, profiles, make_limits())
-    schedules.save(tmp_path / "s.json", found)
-    document = json.loads((tmp_path / "s.json").read_text())
-    del document["further"], document["work"]["length"]
-    document["version"] = 2
-    (tmp_path / "s.json").write_text(json.dumps(document))
-    again = schedules.load(tmp_path / "s.json")
-    assert again.lengths == (None,) and not again.length.any()
-    assert check.violations(again, blocks, profiles, make_limits()) == []
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -120,7 +120,7 @@ def test_the_interpreter_refuses_another_configuration(words, message):
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitwuzla", None)
-    with pytest.raises(SolverUnavailableError, match=r'needs bitwuzla: pip install "tilewright\[push\]"'):
+    with pytest.raises(SolverUnavailableError, match=r'needs bitwuzla: pip install "\.\[push\]"'):
         query.solve(counter(), Example(1, {}, {"value": [0]}))
 
 
