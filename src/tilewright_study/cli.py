@@ -81,13 +81,18 @@ def compile_option(add):
     )
 
 
-def settings(texts):
-    """What ``--set`` states, ``KEY=VALUE`` with values in JSON or YAML, as a dict. Raises `ConfigError`."""
+def settings(texts, flags=()):
+    """What ``--set`` states, ``KEY=VALUE`` with values in JSON or YAML, as a dict.
+
+    flags: keys that have a flag of their own. Raises `ConfigError` for these, and for what states nothing.
+    """
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise ConfigError(f"--set {text}: expected KEY=VALUE")
+        if key in flags:
+            raise ConfigError(f"--set {text}: expected an option of the network, found {key}, which has its own flag")
         found[key] = _value(text, value)
     return found
 

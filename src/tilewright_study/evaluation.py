@@ -40,7 +40,7 @@ def run(model, data, checkpoint, attention, split, count, batch, classes, device
         if number is not None and number < 1:
             raise ConfigError(f"--{name}: expected at least 1, found {number}")
     facts, place = devices.describe(device), devices.facts(device).TORCH_DEVICE
-    family, options = networks.parse(model, settings(set))
+    family, options = networks.parse(model, settings(set, ("attention", "batching", "checkpoint")))
     if family in MAPS:
         raise ConfigError(f"--model: expected a network that names classes, found {model}, which labels pixels")
     what, known = networks.exchanged(family)

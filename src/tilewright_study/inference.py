@@ -49,7 +49,7 @@ def run(model, image, checkpoint, attention, device, output, labels, token, set)
     elif token is not None:
         raise ConfigError("--token: expected --output, the picture to draw it in, found none")
     devices.describe(device)
-    family, options = networks.parse(model, settings(set))
+    family, options = networks.parse(model, settings(set, ("attention", "batching", "checkpoint")))
     if family in MAPS:
         raise ConfigError(f"--model: expected a network that names classes, found {model}, which labels pixels")
     place = None if token is None else _place(token)

@@ -266,3 +266,9 @@ def test_the_script_ends_with_one_line(tmp_path):
     done = run_script(SCRIPT, "--model", "vil-tiny-64", "--image", "gone.jpg", folder=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("error: unknown photograph (nor a file) 'gone.jpg'")
     assert done.stderr.count("\n") == 1 and not done.stdout
+
+
+@pytest.mark.parametrize("key", ["attention", "batching", "checkpoint"])
+def test_an_option_that_has_a_flag_is_stated_by_it(key):
+    with pytest.raises(ConfigError, match=f"found {key}, which has its own flag"):
+        infer("--model", "regionvit-tiny-32", "--image", "coffee", "--set", f"{key}=x")
