@@ -6,10 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Read by GNU OpenMP when torch is loaded: its threads do not wait actively for the next operator. They would keep the
 # cores from the tests of the other process, and take three times the processor time.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+# Examples take longer beside other work, which is no fault.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 # Before any kernel is imported.
 importlib.import_module("helpers.gpu")
 

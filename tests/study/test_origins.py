@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from snakemake.utils import update_config
 
 from helpers.checkout import ROOT, TINY, appended, copied, described, dry_run, merged, overlay, run_loaded
@@ -357,9 +358,10 @@ def test_recorded_rows_that_are_not_there_are_missed(tmp_path):
 @pytest.mark.parametrize("prefix", ["", "mine/"])
 def test_a_part_of_the_configuration_is_enough_for_a_module(tmp_path, prefix):
     mine = tmp_path / "Snakefile"
-    stated = '{"experiments": ["attention", "video", "push"], "seed": 1}'
+    stated = {"experiments": ["attention", "video", "push"], "seed": 1}
+    stated["video"] = yaml.safe_load((ROOT / "config/all.yaml").read_text())["video"]
     mine.write_text(
-        f'module tw:\n    snakefile: "{ROOT}/Snakefile"\n    config: {stated}\n    prefix: {prefix!r}\n'
+        f'module tw:\n    snakefile: "{ROOT}/Snakefile"\n    config: {stated!r}\n    prefix: {prefix!r}\n'
         "use rule * from tw as tw_*\nrule mine:\n    default_target: True\n    input: rules.tw_all.input\n"
     )
     jobs = described(tmp_path, "mine", studies=[()], source=ROOT, snakefile=mine)[0]
