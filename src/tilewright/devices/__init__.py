@@ -1,10 +1,9 @@
 """Devices: the kinds that schedules are made for and run on (stages T3 to T5).
 
 A device is a folder ``devices/<name>`` with its ``facts.py``, a word in `NAMES`, and, of each operator that runs on it,
-a folder ``<operator>/<name>`` with what the operator's ``backends`` asks for. Code outside this package never asks for
-a device by
-name: it asks for what its facts state. Nothing about a device is a default argument elsewhere. Contract of the
-folder:
+a folder ``<operator>/<name>`` with what the operator's ``backends`` asks for. Code outside these folders never asks for
+a device by name: it asks for what its facts state. Nothing about a device is a default argument elsewhere. Contract of
+the folder:
 
 ``facts.py``. Importing it needs no torch.
     ``describe() -> dict``: facts of the device of this process, JSON-able, its ``kind`` (the device's name), ``name``,

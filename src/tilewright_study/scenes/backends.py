@@ -1,10 +1,9 @@
 """Kernels that draw scenes, on each kind of device: ``scenes/<device>.py``.
 
 A kernel that draws scenes is optional. Without it they are drawn on the CPU.
-    ``draw(arrays, texels, pixels) -> (pictures, labels, owners)``: what `tilewright_study.scenes.drawing.drawn` draws,
-    uint8 [B, 3, H,
-        W] and twice [B, H, W], before outlines are taken. arrays: of `tilewright_study.scenes.drawing.Listed`, NumPy's;
-        texels: of `tilewright_study.scenes.drawing.texels`, on the device.
+    ``draw(arrays, texels, pixels) -> (pictures, labels, owners)``: what `drawing.drawn` draws, uint8 [B, 3, H, W] and
+        twice [B, H, W], before outlines are taken. arrays: of `drawing.Listed`, NumPy's; texels: of `drawing.texels`,
+        on the device.
 """
 
 from importlib import import_module
