@@ -309,14 +309,6 @@ def _prepared(module, variant, tokens):
     return module.prepare(tokens.graph, variant=variant, **tokens.setting, max_bytes=BASELINE_BYTES)
 
 
-def run_variant(module, variant, tokens, effort, facts):
-    """The row of one form of the baseline `module`.
-
-    facts: columns of it; where ``ordered`` is false, tokens are permuted inside the call.
-    """
-    return _in_turns([_variant(module, variant, tokens, facts)], effort)[0]
-
-
 def _variant(module, variant, tokens, facts):
     """The `_Run` of one form of a baseline, checked."""
     facts = facts | {"variant": variant}
