@@ -11,8 +11,8 @@ from helpers.threads import threads
 from tilewright import reference, slices
 from tilewright.devices.cpu import workers
 from tilewright.slices.cpu import executor as cpu_slices
-from tilewright.slices.cuda.config import SliceConfig
 from tilewright.slices.cuda.executor import Executor
+from tilewright.slices.cuda.forms import SliceConfig
 from tilewright.slices.layout import STEP
 
 # Counts on both sides of a step, none, one, and all that the lists below have room for.
@@ -141,10 +141,8 @@ def test_lists_of_whole_runs(width, device):
     [
         SliceConfig(64, 3, 4, ahead=True),
         SliceConfig(128, 2, 4, ahead=True),
-        SliceConfig(64, 2, 8, k_columns=True),
-        SliceConfig(128, 2, 8, ahead=True, k_columns=True),
+        SliceConfig(64, 2, 8),
         SliceConfig(32, 1, 4),
-        SliceConfig(64, 2, 4, slack=2),
     ],
     ids=str,
 )

@@ -1,7 +1,5 @@
 """Codes and selection of slices on every target: the GPU's kernels on a GPU, else under Triton's interpreter."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from helpers.gpu import TRITON_DEVICE
 from helpers.slices import DTYPES, tokens
 from tilewright.slices.cpu import selection as on_cpu
 from tilewright.slices.cuda import selection as on_cuda
-from tilewright.slices.cuda.prediction_forms import Config, config_for
+from tilewright.slices.cuda.forms import PREDICTION
 from tilewright.slices.layout import STEP, UNKNOWN, Layout
 from tilewright.slices.selection import WORKSPACE, Rule, padded, part_layout, parts
 
@@ -61,7 +59,7 @@ def test_one_query_to_a_pool_gives_exact_shares(target):
 
 def test_pools_of_more_rows_than_one_product_has():
     q, k = inputs(75, 70, TRITON_DEVICE)
-    selection = made(TARGETS["cuda"], q, k, 64, config=Config(block_m=16, block_n=32))
+    selection = made(TARGETS["cuda"], q, k, 64, config=PREDICTION[2]._replace(block_m=16, block_n=32))
     error = oracle.CODE_ERROR[torch.float32]
     oracle.check_codes(selection.pooled(q, k, 2, SCALE), oracle.pooled(q, k, 64, 2, SCALE), error)
     for largest in (True, False):
@@ -79,13 +77,13 @@ def test_log_sum_exps_of_several_ranges_of_keys(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_log_sum_exps_of_a_head_do_not_depend_on_those_beside_it(dtype, monkeypatch):
     monkeypatch.setattr(on_cuda, "LEAST_SPLIT", 32)
-    q, k = inputs(75, 300, TRITON_DEVICE, batch=2, heads=4, dtype=dtype)
     # As many programs as make the number of ranges vary with that of heads, if it does.
-    config = config_for(16, dtype)._replace(programs=24)
+    monkeypatch.setattr(on_cuda, "PROGRAMS", 24)
+    q, k = inputs(75, 300, TRITON_DEVICE, batch=2, heads=4, dtype=dtype)
 
     def sums(b, h):
-        one = made(TARGETS["cuda"], q[b, h], k[b, h], 32, config=config)
-        return one.log_sum_exps(one.means(q[b, h], 16), k[b, h], SCALE, None, 16)
+        one = made(TARGETS["cuda"], q[b, h], k[b, h], 32)
+        return one.log_sum_exps(one.means(q[b, h], 16), k[b, h], SCALE)
 
     whole = sums(slice(None), slice(None))
     assert whole.shape[2] > 1
@@ -293,14 +291,13 @@ def test_a_group_without_shares_is_marked(target):
 
 @pytest.mark.parametrize("left_out", [1, 3])
 @pytest.mark.parametrize("ties", [1, 5, 65, 69])
-def test_the_last_tie_listed_may_be_the_first_of_a_word(ties, left_out, target):
+def test_the_last_tie_listed_may_be_the_first_of_a_word(ties, left_out, target, monkeypatch):
     # The first word of all, another one, and both of the second block of 64 codes. The next one or three are ties, too.
     codes = torch.full((1, 1, 1, 150), 110, dtype=torch.uint8)
     codes[..., : ties + left_out] = 100
     below = [120, 123, 125]
     codes[..., below] = 90
-    if target == TARGETS["cuda"]:
-        target = partial(on_cuda.Selection, config=Config(counted=64)), TRITON_DEVICE
+    monkeypatch.setattr(on_cuda, "COUNTED", 64)
     keys, counts = check_selection(target, codes, Rule(count=ties + len(below), most=128), 128)
     assert keys[0, 0, 0][: counts[0, 0, 0]].tolist() == [*range(ties), *below]
 

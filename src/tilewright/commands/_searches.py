@@ -11,15 +11,11 @@ if TYPE_CHECKING:
 def calibrated(device, tiles, head_dim: int, dtype: "torch.dtype", anew: bool = False, choose=False):
     """``{tile name: (Calibration, …)}`` of a kind of device, see `attention.backends`.
 
-    choose: of the fastest forms, which are found first, with those of attention to slices and of their prediction.
+    choose: of the fastest forms, which are found first.
     """
     known = backends.calibration(device)
     if choose:
         from tilewright.attention.cuda.cost import form_search
-        from tilewright.slices.cuda import form_search as slice_form_search
-        from tilewright.slices.cuda import prediction_search
 
         form_search.search(tiles, head_dim, dtype, anew)
-        slice_form_search.search(head_dim, dtype, anew)
-        prediction_search.search(head_dim, dtype, anew)
     return known.of(tiles, head_dim, dtype, anew)

@@ -26,8 +26,6 @@ from tilewright.attention.cuda.cost.calibration_points import Setup
 from tilewright.attention.cuda.tile_lists import Item
 from tilewright.attention.measure import measure
 from tilewright.core.errors import ArtifactError, DeviceError, TileError
-from tilewright.slices.cuda import form_search as slice_form_search
-from tilewright.slices.cuda import prediction_search
 
 TILE = tiles.parse("64x1")
 DEVICE = {
@@ -356,14 +354,12 @@ def test_launches_hold_as_many_keys_in_each_form():
 def test_the_command_chooses_forms_when_asked(gpu, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(form_search, "search", lambda *arguments: asked.append(arguments))
-    for module in (slice_form_search, prediction_search):
-        monkeypatch.setattr(module, "search", lambda *arguments: asked.append(arguments))
     found = types.SimpleNamespace(made_for={}, rows=64, error=0.0, spread=0.0, seconds=1.0, kernels=())
     found.kernel = lambda rank: types.SimpleNamespace(registers=1, resident=1, steady_us=(1, 1, 1))
     monkeypatch.setattr(calibration, "of", lambda chosen, head_dim, dtype, anew: {"64x1": (found, found)})
     assert command.main(["calibrate", "--tiles", "64x1"]) == 0 and not asked
     assert command.main(["calibrate", "--tiles", "64x1", "--forms"]) == 0
-    assert asked == [([TILE], 64, "bfloat16", False), (64, "bfloat16", False), (64, "bfloat16", False)]
+    assert asked == [([TILE], 64, "bfloat16", False)]
     # A row for each form.
     assert capsys.readouterr().out.count("64x1") == 4
 

@@ -9,11 +9,10 @@ from helpers import selection as oracle
 from helpers.gpu import TRITON_DEVICE
 from helpers.slices import DTYPES, qkv, tokens
 from tilewright import slices
-from tilewright.core.errors import PatternError
 from tilewright.slices import operators, prediction
-from tilewright.slices.cuda import prediction_forms
+from tilewright.slices.cuda import code_kernels
 from tilewright.slices.cuda import selection as slice_selection
-from tilewright.slices.cuda.prediction_forms import config_for
+from tilewright.slices.cuda.forms import PREDICTION
 from tilewright.slices.cuda.selection import Selection
 from tilewright.slices.layout import Layout
 from tilewright.slices.selection import WORKSPACE
@@ -118,9 +117,8 @@ def exchanged(*given):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_lists_and_results_of_a_head_do_not_depend_on_those_beside_it(dtype, monkeypatch):
     monkeypatch.setattr(slice_selection, "LEAST_SPLIT", 16)
-    of = prediction_forms.of
     # As many programs as make the number of ranges of keys vary with that of heads, if it does.
-    monkeypatch.setattr(prediction_forms, "of", lambda *given: of(*given)._replace(programs=8))
+    monkeypatch.setattr(slice_selection, "PROGRAMS", 8)
     monkeypatch.setitem(prediction.SELECTIONS, TRITON_DEVICE, Selection.__module__)
     monkeypatch.setitem(operators.EXECUTORS, TRITON_DEVICE, "tilewright.slices.cuda.executor")
     for cache in (operators.executor, prediction._selection):
@@ -148,19 +146,10 @@ def test_lists_and_results_of_a_head_do_not_depend_on_those_beside_it(dtype, mon
         prediction._REPLAYS = prediction.Recent(256, 8)
 
 
-def test_head_dims_that_no_product_takes_are_refused():
-    q, k, _ = qkv(1, 1, 20, 20, 48, device=TRITON_DEVICE)
-    for call in (lambda s: s.pooled(q, k, 1, 0.1), lambda s: s.pooled(q, k, 4, 0.1)):
-        with pytest.raises(
-            PatternError, match=r"^q: expected a head dim that is a power of two from 16 to 256, found 48"
-        ):
-            call(Selection(layout_of(q, k, 16), q.device))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_pipelines_fit_the_shared_memory_of_an_a100(head_dim, dtype):
-    config = config_for(head_dim, dtype)
+    config = PREDICTION[dtype.itemsize]
     rows = config.block_m + config.num_stages * config.block_n
     assert rows * head_dim * dtype.itemsize <= 160 << 10
 
@@ -169,14 +158,16 @@ def test_pipelines_fit_the_shared_memory_of_an_a100(head_dim, dtype):
 @pytest.mark.parametrize(
     "rows, pool, n_q, n_k", [(16, 8, 50, 64), (32, 2, 100, 40), (32, 8, 97, 133), (64, 16, 130, 70), (128, 4, 60, 9)]
 )
-def test_products_of_keys_by_rows_give_the_codes_of_rows_by_keys(dtype, rows, pool, n_q, n_k):
+def test_products_of_keys_by_rows_give_the_codes_of_rows_by_keys(dtype, rows, pool, n_q, n_k, monkeypatch):
     q, k, _ = qkv(1, 2, n_q, n_k, 64, dtype=dtype, device=TRITON_DEVICE)
     # A group whose shares are unknown, and a key far from all.
     q[:, 0, 3], k[:, 1, -1] = torch.nan, 100
-    config = config_for(64, dtype)._replace(block_m=128)
+    config = PREDICTION[dtype.itemsize]._replace(block_m=128)
     found = []
-    for by_keys in (True, False):
-        selection = Selection(layout_of(q, k, rows), q.device, config._replace(by_keys=by_keys))
+    # Rows of a group for products of keys by rows: as many as there are, and more.
+    for fewest in (code_kernels.FEWEST_ROWS, 256):
+        monkeypatch.setattr(code_kernels, "FEWEST_ROWS", fewest)
+        selection = Selection(layout_of(q, k, rows), q.device, config)
         given = q, k, None, pool
         found.append(
             [selection.pooled(q, k, pool, 0.125), *(selection.column(*given, top, 0.125) for top in (True, False))]

@@ -11,20 +11,19 @@ from helpers.hopper import compiled
 from helpers.slices import LSE_TOLERANCE, expected, mask_of, qkv
 from tilewright import reference, slices
 from tilewright.slices.cuda import warp_kernel
-from tilewright.slices.cuda.config import SliceConfig
 from tilewright.slices.cuda.executor import Executor
+from tilewright.slices.cuda.forms import SliceConfig
 
 FORMS = [
     SliceConfig(128, 3, 4, by_warps=True),
     SliceConfig(64, 5, 4, by_warps=True),
-    SliceConfig(64, 3, 4, by_warps=True, loose=True),
 ]
 
 
 @pytest.mark.parametrize("head_dim, step_keys, stages, run", [(128, 128, 3, 1), (64, 64, 5, 16)])
 def test_it_compiles_for_hopper(head_dim, step_keys, stages, run):
     constants = {"HEADS": 3, "BLOCK_M": 128, "BLOCK_N": step_keys, "RUN": run, "HEAD_DIM": head_dim}
-    constants |= {"NUM_STAGES": stages, "LOOSE": run == 1, "WIDE": False}
+    constants |= {"NUM_STAGES": stages, "WIDE": False}
     types = dict.fromkeys(("key_ptr", "count_ptr", "order_ptr", "state_ptr"), "*i32")
     types |= {"lse_ptr": "*fp32", "scale_log2": "fp32"}
     given = {"free": ("n_queries", "groups"), "gluon": True, "num_warps": warp_kernel.NUM_WARPS}
@@ -41,7 +40,7 @@ def test_it_compiles_for_hopper(head_dim, step_keys, stages, run):
 @pytest.mark.parametrize("shift", [0, 1])
 def test_it_is_launched_with_its_arguments_in_order(monkeypatch, lse, shift):
     """By a stand-in for the kernel; tokens off 16 bytes go to the other one."""
-    form = SliceConfig(64, 5, 4, by_warps=True, loose=True)
+    form = SliceConfig(64, 5, 4, by_warps=True)
     launched = {}
 
     class Kernel:
@@ -72,7 +71,7 @@ def test_it_is_launched_with_its_arguments_in_order(monkeypatch, lse, shift):
         "HEADS": 2,
         "WIDE": False,
     }
-    sizes |= {"BLOCK_M": 128, "BLOCK_N": 64, "RUN": 1, "HEAD_DIM": 64, "NUM_STAGES": 5, "LOOSE": True, "grid": (6,)}
+    sizes |= {"BLOCK_M": 128, "BLOCK_N": 64, "RUN": 1, "HEAD_DIM": 64, "NUM_STAGES": 5, "grid": (6,)}
     assert {name: launched[name] for name in sizes} == sizes and launched["options"] == {"num_warps": 4}
 
 

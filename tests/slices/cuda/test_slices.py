@@ -9,9 +9,9 @@ from helpers.gpu import TRITON_DEVICE
 from helpers.slices import check_attention, mask_of, qkv, tokens
 from tilewright import slices
 from tilewright.slices import operators
-from tilewright.slices.cuda import config
-from tilewright.slices.cuda.config import SliceConfig
+from tilewright.slices.cuda import forms
 from tilewright.slices.cuda.executor import Executor
+from tilewright.slices.cuda.forms import SliceConfig
 
 needs_gpu = pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="captures CUDA graphs, and this machine has no GPU")
 # Shared memory that a program may ask for: an H100 or H200, an A100, a GPU for games.
@@ -50,17 +50,17 @@ def test_programs_fit_the_shared_memory_of_the_device(dtype, capability):
     for rows in (16, 32, 64, 128):
         for head_dim in (64, 128):
             most = SHARED[capability]
-            chosen = config.for_slices(rows, head_dim, dtype, capability, most)
-            assert config.shared_bytes(chosen, rows, head_dim, dtype.itemsize) <= most
+            chosen = forms.of_attention(rows, head_dim, dtype, capability, most)
+            assert forms.shared_bytes(chosen, rows, head_dim, dtype.itemsize) <= most
             assert chosen.num_warps >= 1 and chosen.num_stages >= 1
 
 
 def test_forms_are_those_that_were_measured_on_hopper():
     most = SHARED[9, 0]
     for head_dim in (64, 128):
-        chosen = config.for_slices(128, head_dim, torch.bfloat16, (9, 0), most)
+        chosen = forms.of_attention(128, head_dim, torch.bfloat16, (9, 0), most)
         assert chosen == SliceConfig(128, 3, 4, by_warps=True)
-        chosen = config.plain(128, head_dim, torch.bfloat16, most)
+        chosen = forms.plain(128, head_dim, torch.bfloat16, most)
         assert chosen == SliceConfig(64, 3, 8, ahead=True)
 
 

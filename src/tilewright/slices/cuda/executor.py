@@ -12,8 +12,7 @@ import triton
 from tilewright.devices import qkv
 from tilewright.devices.cuda.launcher import ALIGNED, KEYS, CachedLaunch, wide
 from tilewright.slices import layout as layouts
-from tilewright.slices.cuda import config, forms, kernels
-from tilewright.slices.cuda.forms import Kind
+from tilewright.slices.cuda import forms, kernels
 
 # Keys that a program flags or packs at once; groups that it ranks at once, and others that it compares them with.
 FLAGGED, RANKED, COMPARED = 1024, 32, 64
@@ -22,8 +21,8 @@ FLAGGED, RANKED, COMPARED = 1024, 32, 64
 class Executor:
     """The kernels for a `slices.layout.Layout` on a device: methods as in `slices.backends`.
 
-    attention_config: the `SliceConfig` of attention; None: `forms.of`. The first call with tensors of
-    some shapes and strides, on each stream, goes through Triton, which compiles.
+    attention_config: the `SliceConfig` of attention; None: `forms.of_attention`. The first call with tensors of some
+    shapes and strides, on each stream, goes through Triton, which compiles.
     """
 
     def __init__(self, layout: layouts.Layout, device, attention_config=None):
@@ -114,11 +113,11 @@ class Executor:
         if out is None:
             out = qkv.empty(q, layout.queries)
         head_dim = q.shape[-1]
-        kind = Kind(layout.rows, layout.width, head_dim, str(q.dtype).removeprefix("torch."))
-        chosen = self._attention_config or forms.of(kind, self._device)
+        capability, shared_bytes = forms.device_facts(self._device)
+        chosen = self._attention_config or forms.of_attention(layout.rows, head_dim, q.dtype, capability, shared_bytes)
         if chosen.by_warps and not all(x.data_ptr() % ALIGNED == 0 and _even(x) for x in (q, k, v)):
             # Its copies of 16 bytes need that the compiler knows of their alignment.
-            chosen = config.plain(layout.rows, head_dim, q.dtype, forms.device_facts(self._device)[1])
+            chosen = forms.plain(layout.rows, head_dim, q.dtype, shared_bytes)
         strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
         is_wide = any(wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
         sizes = layout.queries, layout.groups, layout.capacity, scale * math.log2(math.e)
@@ -127,15 +126,13 @@ class Executor:
             from tilewright.slices.cuda import warp_kernel
 
             kernel = warp_kernel.tilewright_slice_attention_by_warps
-            own: tuple = (chosen.loose,)
-            options = {"num_warps": warp_kernel.NUM_WARPS}
+            own: tuple = ()
+            num_warps = warp_kernel.NUM_WARPS
         else:
-            kernel = kernels.tilewright_slice_attention
-            own = chosen.ahead, chosen.k_columns, chosen.slack
-            options = {"num_warps": chosen.num_warps, "maxnreg": chosen.maxnreg}
+            kernel, own, num_warps = kernels.tilewright_slice_attention, (chosen.ahead,), chosen.num_warps
         arguments = (*(() if lse else (None,)), *strides, *sizes, *constants, *own, is_wide)
         grid = math.prod(self._groups)
-        compiled = kernel[(grid,)](out, *lists, q, k, v, *lse, *arguments, **options)
+        compiled = kernel[(grid,)](out, *lists, q, k, v, *lse, *arguments, num_warps=num_warps)
         return out, compiled, grid, arguments
 
 

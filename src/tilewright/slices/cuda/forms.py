@@ -1,75 +1,91 @@
-"""The form in which a GPU attends to slices: what a calibration found fastest, else the default (stage T3).
+"""How the kernels of slices are compiled for a GPU: their forms, those that were fastest on an H200 for random keys.
 
-As `forms` has it for tiles: a file for each number of queries, width of runs, type and head dim, on a GPU with a
-driver, a torch, a triton and this code.
+For GPUs before Hopper, and for float32, they are assumptions that fit.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
-from tilewright.attention.cuda import forms
-from tilewright.core import _internals, provenance
-from tilewright.slices.cuda import config
+from tilewright.devices.cuda.facts import FEWEST_ROWS
 
-# What the fastest form depends on beside the device.
-CODE = tuple(
-    f"tilewright.{name}"
-    for name in (
-        *(f"slices.cuda.{name}" for name in ("config", "form_search", "kernels", "warp_kernel")),
-        *(f"devices.cuda.{name}" for name in ("online_softmax", "warps")),
-    )
-)
+# The GPUs that the kernel of `warp_kernel` is for, and queries of its groups.
+HOPPER, WARPS_ROWS = (9, 0), 128
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Lists that share a form. rows: queries of a group. width: keys of a run. dtype: a name."""
+class SliceConfig:
+    """How attention to lists is compiled.
 
-    rows: int
-    width: int
-    head_dim: int
-    dtype: str
+    step_keys: keys a step (BLOCK_N). num_stages: of the pipeline that loads them. num_warps: of a program. ahead: the
+    numbers of a step's keys are loaded in the step before it. by_warps: the kernel of `warp_kernel`, which of all this
+    has step_keys and num_stages alone.
+    """
 
-
-def of(kind, device):
-    """The `SliceConfig` of lists of a `Kind` on a ``torch.device``."""
-    if device.type == "cuda":
-        stated = made_for(kind, device)
-        found = forms.held(forms.path_of(stated), stated, read=config.read)
-        if found is not None:
-            return config.read(found.forms[0])
-    return candidates(kind, device)[0]
+    step_keys: int
+    num_stages: int
+    num_warps: int
+    ahead: bool = False
+    by_warps: bool = False
 
 
-def candidates(kind, device: torch.device | str):
-    """The forms of a `Kind` on a device, the default first."""
-    return config.candidates(kind.rows, kind.head_dim, getattr(torch, kind.dtype), *device_facts(device))
+class Config(NamedTuple):
+    """How the kernels of prediction that compute products are compiled.
+
+    block_m, block_n: rows and keys of a product; num_warps, num_stages: of its kernels. keyed, keyed_warps,
+    keyed_stages: keys of a product of `code_kernels`, which has block_m rows, and of its kernel.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    keyed: int
+    keyed_warps: int
+    keyed_stages: int
 
 
-def made_for(kind, device: torch.device | str):
-    """What a choice holds for that is made now on a GPU, a JSON-able dict. Asks nothing of the GPU, which may be
-    capturing a graph."""
-    own = {"dtype": kind.dtype, "head_dim": kind.head_dim, "rows": kind.rows, "run": kind.width}
-    return device_for(CODE, device) | own
+# By bytes of a value. Pipelines fit the shared memory, products without tensor cores the registers.
+PREDICTION = {
+    # Two programs of this size fit a multiprocessor: one computes while the other waits.
+    2: Config(block_m=128, block_n=64, num_warps=8, num_stages=3, keyed=128, keyed_warps=8, keyed_stages=2),
+    4: Config(block_m=32, block_n=32, num_warps=4, num_stages=1, keyed=32, keyed_warps=4, keyed_stages=1),
+}
 
 
-def device_for(code, device: torch.device | str) -> dict:
-    """What of `made_for` says which device, releases and modules `code` it is."""
-    # Any: torch's stub leaves fields out.
-    facts: Any = torch.cuda.get_device_properties(device)
-    return {
-        "name": facts.name,
-        "capability": f"{facts.major}.{facts.minor}",
-        "multiprocessors": facts.multi_processor_count,
-        "driver": _internals.driver_version(),
-        **provenance.versions("torch", "triton"),
-        "code": provenance.text_digest(*code),
-    }
+def of_attention(
+    rows: int, head_dim: int, dtype: torch.dtype, capability: tuple[int, int], most_shared_bytes: int
+) -> SliceConfig:
+    """The `SliceConfig` of groups of `rows` queries on a GPU of `capability` (major, minor).
+
+    most_shared_bytes: of a program. On Hopper, in 16 bits, groups of 128 queries take the kernel of `warp_kernel`; all
+    else is `plain`.
+    """
+    if dtype.itemsize == 2 and capability == HOPPER and rows == WARPS_ROWS:
+        return SliceConfig(128, num_stages=3, num_warps=4, by_warps=True)
+    return plain(rows, head_dim, dtype, most_shared_bytes)
 
 
-def device_facts(device):
+def plain(rows: int, head_dim: int, dtype: torch.dtype, most_shared_bytes: int) -> SliceConfig:
+    """The `SliceConfig` of `kernels`, for tokens and GPUs of any kind.
+
+    In 16 bits 64 keys a step, three stages and 8 warps, the keys' numbers a step ahead (docs/decisions/slice-lists.md);
+    for smaller groups a trial kernel's form. float32 does not use the tensor cores: it has few keys a step and as many
+    warps as keep a thread's share small.
+    """
+    if dtype.itemsize > 2:
+        return SliceConfig(16, num_stages=1, num_warps=min(16, rows // 8))
+    if rows < 128:
+        chosen = SliceConfig(128 if head_dim == 64 else 64, num_stages=3, num_warps=min(4, rows // FEWEST_ROWS))
+    else:
+        chosen = SliceConfig(64, num_stages=3, num_warps=8, ahead=True)
+    while chosen.num_stages > 1 and shared_bytes(chosen, rows, head_dim, dtype.itemsize) > most_shared_bytes:
+        chosen = replace(chosen, num_stages=chosen.num_stages - 1)
+    return chosen
+
+
+def device_facts(device: torch.device) -> tuple[tuple[int, int], int]:
     """``((major, minor), most bytes of shared memory of a program)``; those of an A100 under the interpreter, which
     runs no kernel of `warp_kernel`."""
     if device.type != "cuda":
@@ -77,3 +93,12 @@ def device_facts(device):
     # Any: torch's stub leaves fields out.
     facts: Any = torch.cuda.get_device_properties(device)
     return (facts.major, facts.minor), facts.shared_memory_per_block_optin
+
+
+def shared_bytes(chosen: SliceConfig, rows: int, head_dim: int, itemsize: int) -> int:
+    """Shared memory of a program, about: its stages of keys and values, and its queries.
+
+    Triton keeps one stage more of keys and values whose numbers are known ahead.
+    """
+    stages = chosen.num_stages + (chosen.ahead and not chosen.by_warps and chosen.num_stages > 1)
+    return (2 * stages * chosen.step_keys + rows) * head_dim * itemsize

@@ -124,15 +124,14 @@ def tilewright_slice_attention(
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on, n_queries, groups, capacity, scale_log2,
     HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr, HEAD_DIM: tl.constexpr,
-    NUM_STAGES: tl.constexpr, AHEAD: tl.constexpr, K_COLUMNS: tl.constexpr, SLACK: tl.constexpr, WIDE: tl.constexpr,
+    NUM_STAGES: tl.constexpr, AHEAD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Attention of each group to its listed keys. Grid: (batch * heads * groups,), the groups of a head side by side.
 
     q_ptr, o_ptr: [batch, HEADS, n_queries, HEAD_DIM]; k_ptr, v_ptr: [batch, HEADS, n_keys, HEAD_DIM], all strided.
     lse_ptr: float32 [batch, HEADS, n_queries], or None. BLOCK_M: queries of a group. BLOCK_N: keys a step. RUN: lists
-    hold whole aligned runs of so many keys. AHEAD: the keys' numbers of a step are loaded in the step before it.
-    K_COLUMNS: keys are loaded as columns, else as rows. SLACK: octaves that a maximum may grow by before sums are
-    rescaled. WIDE: the tokens of a head span 2**31 values or more.
+    hold whole aligned runs of so many keys. AHEAD: the keys' numbers of a step are loaded in the step before it. WIDE:
+    the tokens of a head span 2**31 values or more.
     """
     pid = tl.program_id(0)
     bh = pid // groups
@@ -168,7 +167,7 @@ def tilewright_slice_attention(
         place = n_full * BLOCK_N + n
         keys = _listed(key_ptr, tl.minimum(place, count - 1), RUN)
         b_v, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, HEAD_DIM, 0)  # [BLOCK_N, HEAD_DIM]
-        b_s = _scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, K_COLUMNS)
+        b_s = scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, HEAD_DIM, 0)
         b_s = tl.where((place < count)[None, :], b_s, -float("inf"))
         m_i, l_i, acc, acc1 = update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, 0)
         if AHEAD:
@@ -176,16 +175,16 @@ def tilewright_slice_attention(
             for j in tl.range(0, n_full, num_stages=NUM_STAGES):
                 # Never beyond the full steps, where the numbers of a list need not be defined.
                 later = _step(key_ptr, tl.minimum(j + 1, n_full - 1) * BLOCK_N, n, RUN, BLOCK_N)
-                b_s = _scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, K_COLUMNS)
+                b_s = scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, HEAD_DIM, 0)
                 b_v, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, HEAD_DIM, 0)  # [BLOCK_N, HEAD_DIM]
-                m_i, l_i, acc, acc1 = _update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, SLACK)
+                m_i, l_i, acc, acc1 = update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, 0)
                 keys = later
         else:
             for j in tl.range(0, n_full, num_stages=NUM_STAGES):
                 keys = _step(key_ptr, j * BLOCK_N, n, RUN, BLOCK_N)
-                b_s = _scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, K_COLUMNS)
+                b_s = scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, HEAD_DIM, 0)
                 b_v, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, HEAD_DIM, 0)  # [BLOCK_N, HEAD_DIM]
-                m_i, l_i, acc, acc1 = _update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, SLACK)
+                m_i, l_i, acc, acc1 = update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, 0)
 
     # Groups without keys give zeros and -inf; lists that did not fit give NaN, whatever they hold.
     l_i = tl.where(count == 0, 1.0, l_i)
@@ -210,30 +209,3 @@ def _listed(key_ptr, place, RUN: tl.constexpr):
     if RUN == 1:
         return tl.load(key_ptr + place)
     return tl.load(key_ptr + place // RUN * RUN) + place % RUN
-
-
-@triton.jit
-def _update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, SLACK: tl.constexpr):
-    """As `update`; with SLACK, m_i stays where no row's maximum grew by more octaves than that."""
-    if SLACK == 0:
-        return update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, 0)
-    m_new = tl.maximum(m_i, tl.max(b_s, 1) * scale_log2)
-    # One answer for all rows, so that the products of a program stay together.
-    if tl.max(m_new - m_i, 0) > SLACK:
-        alpha = tl.exp2(m_i - m_new)
-        l_i *= alpha
-        acc *= alpha[:, None]
-        m_i = m_new
-    b_p = tl.exp2(b_s * scale_log2 - m_i[:, None])
-    l_i += tl.sum(b_p, 1)
-    acc = tl.dot(b_p.to(b_v.dtype), b_v, acc, input_precision="ieee")
-    return m_i, l_i, acc, acc1
-
-
-@triton.jit
-def _scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM: tl.constexpr, K_COLUMNS: tl.constexpr):
-    """Products [BLOCK_M, BLOCK_N] of queries with the keys of these numbers, not scaled."""
-    if not K_COLUMNS:
-        return scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, HEAD_DIM, 0)
-    b_k = tl.load(k_ptr + keys[None, :] * stride_kn + tl.arange(0, HEAD_DIM)[:, None])  # [HEAD_DIM, BLOCK_N]
-    return tl.dot(b_q, b_k, input_precision="ieee")

@@ -11,21 +11,24 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from tilewright.core.errors import PatternError
 from tilewright.devices.cuda.launcher import KEYS, CachedLaunch, lasting
 from tilewright.devices.cuda.tape import recorded  # noqa: F401  of the contract
-from tilewright.slices.cuda import code_kernels, prediction_forms, selection_kernels
-from tilewright.slices.cuda.prediction_forms import Kind, config_for, selecting
+from tilewright.slices.cuda import code_kernels, forms, selection_kernels
 from tilewright.slices.selection import padded
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tilewright.slices.layout import Layout
 
 LOG2_E = math.log2(math.e)
-# Codes that a program moves at once.
-MOVED = 2048
+# Codes that a program moves at once, and selects from at once; warps of the latter.
+MOVED, COUNTED, COUNT_WARPS = 2048, 4096, 4
+# Tokens that are read at once for means, and the warps that do so.
+AVERAGED, MEAN_WARPS = 64, 4
+# Programs that keys are shared out to, about: eight for each multiprocessor of a large GPU, since many short ones share
+# a few that are late.
+PROGRAMS = 1056
+# Ranges of keys that log-sum-exps are computed in, at most.
+SPLITS = 16
 # Keys of a range that log-sum-exps are computed in, at least.
 LEAST_SPLIT = 512
 # Heads of a call that those ranges are chosen for, whatever it has: sums over other ranges are rounded otherwise, and
@@ -42,7 +45,7 @@ def memory(device):
 
 
 class Selection:
-    """Methods as in `selection`. config: a `Config`, None: `prediction_forms.of`."""
+    """Methods as in `selection`. config: a `forms.Config`, None: that of `forms.PREDICTION`."""
 
     def __init__(self, layout: "Layout", device, config=None):
         """Compile nothing yet."""
@@ -58,17 +61,16 @@ class Selection:
     def pooled(self, q: torch.Tensor, k: torch.Tensor, pool, scale: float, lengths=None):
         """See `selection`."""
         rows = self.means(q, pool)
-        return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths, pool), pool, False, scale)
+        return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths), pool, False, scale)
 
     def means(self, q: torch.Tensor, pool):
         """Means of `pool` consecutive queries each, [B, H, P, D]."""
         return q if pool == 1 else self._launch("_start_means", pool)(q)
 
-    def log_sum_exps(self, rows: "np.ndarray", k: torch.Tensor, scale: float, lengths=None, step: int | None = None):
-        """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]. step: queries that a row
-        stands for, by which the form is chosen."""
+    def log_sum_exps(self, rows: torch.Tensor, k: torch.Tensor, scale: float, lengths=None):
+        """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]."""
         known = self._all(k.shape[2]) if lengths is None else lengths
-        return self._launch("_start_lse", step, 1, 0.0, scale)(rows, k, known)
+        return self._launch("_start_lse", 1, 0.0, scale)(rows, k, known)
 
     def column(
         self, q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, step: int, largest, scale: float, lengths=None
@@ -76,7 +78,7 @@ class Selection:
         """See `selection`."""
         rows = q[:, :, ::step]
         if lse is None:
-            return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths, step), step, largest, scale)
+            return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths), step, largest, scale)
         return self._codes(rows, k, lse[:, :, None, ::step], step, largest, scale, LOG2_E)
 
     def blocks(self, q: torch.Tensor, k: torch.Tensor, block, similarity, scale: float):
@@ -89,7 +91,7 @@ class Selection:
             self._launch("_start_means", n)(x, cosine)
             for x, n, cosine in zip((q, k), (layout.rows, block), alike, strict=True)
         ]
-        lse = self._launch("_start_lse", None, block, similarity, scale)(*means, self._all(groups[1]), alike[1])
+        lse = self._launch("_start_lse", block, similarity, scale)(*means, self._all(groups[1]), alike[1])
         coded = self._launch("_start_block_codes", similarity, scale)(*means, lse, *alike)
         return self._launch("_start_spread", block)(coded)
 
@@ -102,25 +104,21 @@ class Selection:
         codes = self._empty_codes(self.layout.keys)
         return self._launch("_start_random", seed)(codes)
 
-    def select(self, codes, rule, keys: "np.ndarray", counts, lengths=None) -> None:
+    def select(self, codes, rule, keys: torch.Tensor, counts, lengths=None) -> None:
         """See `selection`."""
         known = self._all(self.layout.keys) if lengths is None else lengths
         if rule.width > 1:
             codes = self._launch("_start_runs", rule.width)(codes, known)
         self._launch("_start_select", rule)(keys, counts, codes, known, self._always(rule.always))
 
-    @lru_cache(KEYS)  # noqa: B019
-    def _form(self, step, head_dim, dtype):
-        """The `Config` for rows that stand for so many queries each; None: for others."""
-        if self._config or step is None:
-            return self._config or config_for(head_dim, dtype)
-        kind = Kind(f"pool{step}", self.layout.rows, head_dim, str(dtype).removeprefix("torch."))
-        return prediction_forms.of(kind, self._device)
+    def _form(self, x):
+        """The `Config` for tokens of a type."""
+        return self._config or forms.PREDICTION[x.dtype.itemsize]
 
     def _codes(self, rows, k, lse, step, largest, scale, lse_log2=1.0):
-        config, of_group = self._form(step, k.shape[-1], k.dtype), self.layout.rows // step
+        config, of_group = self._form(k), self.layout.rows // step
         fits = of_group >= code_kernels.FEWEST_ROWS and of_group * code_kernels.FEWEST_GROUPS <= config.block_m
-        start = "_start_codes_by_keys" if config.by_keys and fits else "_start_codes"
+        start = "_start_codes_by_keys" if fits else "_start_codes"
         return self._launch(start, step, largest, scale, lse_log2)(rows, k, lse)
 
     def _empty_codes(self, n):
@@ -149,25 +147,20 @@ class Selection:
 
     def _start_means(self, n, x, cosine=None):
         batch, heads, tokens, head_dim = x.shape
-        _check_head_dim(head_dim)
         rows = math.ceil(tokens / n)
         mean = x.new_empty(batch, heads, rows, head_dim)
-        config = self._form(n, head_dim, x.dtype)
-        block_t = min(n, config.averaged)
-        block_r = config.averaged // block_t
+        block_t = min(n, AVERAGED)
+        block_r = AVERAGED // block_t
         arguments = (*x.stride()[:3], tokens, rows, heads, n, head_dim, block_r, block_t)
         grid = batch * heads * math.ceil(rows / block_r)
-        compiled = selection_kernels.tilewright_slice_means[(grid,)](
-            mean, x, cosine, *arguments, num_warps=config.mean_warps
-        )
+        compiled = selection_kernels.tilewright_slice_means[(grid,)](mean, x, cosine, *arguments, num_warps=MEAN_WARPS)
         return mean, compiled, grid, arguments if cosine is not None else (None, *arguments)
 
-    def _start_lse(self, step, size, similarity, scale, rows, k, lengths, alike=None):
+    def _start_lse(self, size, similarity, scale, rows, k, lengths, alike=None):
         batch, heads, n_rows, head_dim = rows.shape
-        _check_head_dim(head_dim)
-        n_keys, config = k.shape[2], self._form(step, head_dim, k.dtype)
+        n_keys, config = k.shape[2], self._form(k)
         tiles = math.ceil(n_rows / config.block_m)
-        splits = max(1, min(config.splits, n_keys // LEAST_SPLIT, math.ceil(config.programs / (HEADS * tiles))))
+        splits = max(1, min(SPLITS, n_keys // LEAST_SPLIT, math.ceil(PROGRAMS / (HEADS * tiles))))
         split = math.ceil(n_keys / splits / config.block_n) * config.block_n
         splits = math.ceil(n_keys / split)
         lse = rows.new_empty(batch, heads, splits, n_rows, dtype=torch.float32)
@@ -190,15 +183,14 @@ class Selection:
     ):  # fmt: skip
         layout = self.layout
         batch, heads, n_rows, head_dim = rows.shape
-        config = self._form(step, head_dim, k.dtype)
-        _check_head_dim(head_dim)
+        config = self._form(k)
         n_keys, of_group = k.shape[2], layout.rows // step
         codes = self._empty_codes(n_keys)
         block_r = min(of_group, config.block_m)
         block_g = config.block_m // block_r
         tiles, splits = math.ceil(layout.groups / block_g), lse.shape[2]
         steps = batch * heads * tiles * math.ceil(n_keys / config.block_n)
-        chunk = math.ceil(steps / config.programs) * config.block_n
+        chunk = math.ceil(steps / PROGRAMS) * config.block_n
         # [B, H, splits, P]; a stride of one split is never used.
         strides = (*rows.stride()[:3], *k.stride()[:3], *lse.stride(), codes.stride(2))
         sizes = (n_rows, n_keys, layout.queries, layout.groups, heads, scale * LOG2_E, lse_log2, similarity)
@@ -212,14 +204,13 @@ class Selection:
     def _start_codes_by_keys(self, step, largest, scale, lse_log2, rows, k, lse):
         layout = self.layout
         batch, heads, n_rows, head_dim = rows.shape
-        config = self._form(step, head_dim, k.dtype)
-        _check_head_dim(head_dim)
+        config = self._form(k)
         n_keys, of_group, splits = k.shape[2], layout.rows // step, lse.shape[2]
         codes = self._empty_codes(n_keys)
         block_g = config.block_m // of_group
         tiles = math.ceil(layout.groups / block_g)
         steps = batch * heads * tiles * math.ceil(n_keys / config.keyed)
-        chunk = math.ceil(steps / config.programs) * config.keyed
+        chunk = math.ceil(steps / PROGRAMS) * config.keyed
         strides = (*rows.stride()[:3], *k.stride()[:3], *lse.stride(), codes.stride(2))
         sizes = (n_rows, n_keys, layout.queries, layout.groups, heads, scale * LOG2_E, lse_log2)
         splitting = (splits, triton.next_power_of_2(splits), chunk, config.keyed_stages)
@@ -270,7 +261,6 @@ class Selection:
         return runs, compiled, grid, arguments
 
     def _start_select(self, rule, keys, counts, codes, lengths, always):
-        config = self._config or prediction_forms.of(selecting(), self._device)
         units = codes.shape[3]
         stated = (
             0 if rule.mass is None else rule.mass_units,
@@ -279,16 +269,11 @@ class Selection:
         )
         of_entry = self._lists // self.layout.batch
         sizes = (self.layout.keys, of_entry, len(rule.always), *stated, rule.least, rule.most)
-        forms = (rule.mass is not None, rule.code is not None, bool(rule.always), rule.free, rule.known, rule.width)
+        chosen_by = (rule.mass is not None, rule.code is not None, bool(rule.always), rule.free, rule.known, rule.width)
         least = triton.next_power_of_2(math.ceil(units / selection_kernels.MOST_BLOCKS))
-        block = min(max(64, config.counted // rule.width, least), max(64, triton.next_power_of_2(units)))
-        arguments = (*sizes, keys.shape[-1], codes.stride(2), *forms, block)
+        block = min(max(64, COUNTED // rule.width, least), max(64, triton.next_power_of_2(units)))
+        arguments = (*sizes, keys.shape[-1], codes.stride(2), *chosen_by, block)
         compiled = selection_kernels.tilewright_slice_select[(self._lists,)](
-            keys, counts, codes, lengths, always, *arguments, num_warps=config.count_warps
+            keys, counts, codes, lengths, always, *arguments, num_warps=COUNT_WARPS
         )
         return keys, compiled, self._lists, arguments
-
-
-def _check_head_dim(head_dim):
-    if not 16 <= head_dim <= 256 or head_dim & (head_dim - 1):
-        raise PatternError(f"q: expected a head dim that is a power of two from 16 to 256, found {head_dim}")

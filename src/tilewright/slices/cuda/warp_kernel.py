@@ -35,12 +35,11 @@ def tilewright_slice_attention_by_warps(
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on, n_queries, groups, capacity, scale_log2,
     HEADS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, RUN: gl.constexpr, HEAD_DIM: gl.constexpr,
-    NUM_STAGES: gl.constexpr, LOOSE: gl.constexpr, WIDE: gl.constexpr,
+    NUM_STAGES: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Attention of each group to its listed keys. Arguments and grid are those of `tilewright_slice_attention`.
 
-    q_ptr, k_ptr, v_ptr: aligned to 16 bytes, as their strides are. LOOSE: each thread says by itself that it has read a
-    stage, else one does so for its half once all have.
+    q_ptr, k_ptr, v_ptr: aligned to 16 bytes, as their strides are.
     """
     pid = gl.program_id(0)
     bh = pid // groups
@@ -64,7 +63,6 @@ def tilewright_slice_attention_by_warps(
 
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     HALF: gl.constexpr = BLOCK_M // HALVES
-    EACH: gl.constexpr = 128 if LOOSE else 1
     kv_at: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, HEAD_DIM], dtype)
     q_at: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, HEAD_DIM], dtype)
     k_mem = gl.allocate_shared_memory(dtype, [NUM_STAGES, BLOCK_N, HEAD_DIM], kv_at)
@@ -80,16 +78,16 @@ def tilewright_slice_attention_by_warps(
     for i in gl.static_range(NUM_STAGES):
         mbarrier.init(k_full.index(i), count=GATHERING * 32)
         mbarrier.init(v_full.index(i), count=GATHERING * 32)
-        mbarrier.init(k_free.index(i), count=HALVES * EACH)
-        mbarrier.init(v_free.index(i), count=HALVES * EACH)
+        mbarrier.init(k_free.index(i), count=HALVES)
+        mbarrier.init(v_free.index(i), count=HALVES)
     memory = q_mem, k_mem, v_mem, q_full, k_full, v_full, k_free, v_free
     tokens = q_ptr, k_ptr, v_ptr, stride_qn, stride_kn, stride_vn
     first = g * BLOCK_M
     results = o_ptr, lse_ptr, stride_on, first, n_queries, count, bad, scale_log2
     gl.warp_specialize(
         [
-            (_multiply, (0, results, memory, LOOSE)),
-            (_multiply, (1, results, memory, LOOSE)),
+            (_multiply, (0, results, memory)),
+            (_multiply, (1, results, memory)),
             (_gather, (tokens, key_ptr, first, n_queries, count, memory, RUN)),
         ],
         [4, GATHERING],
@@ -142,7 +140,7 @@ def _gather(tokens, key_ptr, first, n_queries, count, memory, RUN: gl.constexpr)
 
 
 @gluon.jit
-def _multiply(half, results, memory, LOOSE: gl.constexpr):
+def _multiply(half, results, memory):
     """Attention of one half of the queries."""
     q_mem, k_mem, _, q_full, _, _, _, _ = memory
     o_ptr, lse_ptr, stride_on, first, n_queries, count, bad, scale_log2 = results
@@ -159,7 +157,7 @@ def _multiply(half, results, memory, LOOSE: gl.constexpr):
     acc = gl.zeros([HALF, HEAD_DIM], gl.float32, o_at)
     zeros = gl.zeros([HALF, BLOCK_N], gl.float32, s_at)
     if count > 0:
-        m_i, l_i, acc = _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory, LOOSE)
+        m_i, l_i, acc = _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory)
     # Groups without keys give zeros and -inf; lists that did not fit give NaN, whatever they hold.
     l_i = gl.where(count == 0, 1.0, l_i)
     l_i = gl.where(bad != 0, float("nan"), l_i)
@@ -172,16 +170,6 @@ def _multiply(half, results, memory, LOOSE: gl.constexpr):
 
 
 @gluon.jit
-def _arrive(bar, LOOSE: gl.constexpr):
-    """Say that this half has read what `bar` guards."""
-    if LOOSE:
-        # The arrival of a thread that has no copies under way, and no barrier of its half before it.
-        async_copy.mbarrier_arrive(bar, increment_count=False)
-    else:
-        mbarrier.arrive(bar, count=1)
-
-
-@gluon.jit
 def _products(q, zeros, k_mem, k_full, stage, phase):
     """Start the products of queries with the keys of a stage, once these are there."""
     mbarrier.wait(k_full.index(stage), phase)
@@ -191,14 +179,15 @@ def _products(q, zeros, k_mem, k_full, stage, phase):
 
 
 @gluon.jit
-def _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory, LOOSE: gl.constexpr):
+def _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory):
     """``(m_i, l_i, acc)`` after all keys of a list. The values of a step are added beside the softmax of the next."""
     _, k_mem, v_mem, _, k_full, v_full, k_free, v_free = memory
     # The last keys come first: only they need a mask.
     BLOCK_N: gl.constexpr = k_mem.shape[1]
     s = _products(q, zeros, k_mem, k_full, 0, 0)
     s = warpgroup_mma_wait(0, deps=[s])
-    _arrive(k_free.index(0), LOOSE)
+    # This half has read the stage.
+    mbarrier.arrive(k_free.index(0), count=1)
     n_full = (count - 1) // BLOCK_N
     place = n_full * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, zeros.type.layout))
     s = gl.where((place < count)[None, :], s, -float("inf"))
@@ -210,10 +199,10 @@ def _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory, LOOSE: gl.con
         s = _products(q, zeros, k_mem, k_full, k_stage, k_phase)
         acc = weighted(w, acc, v_mem, v_full, stage, phase)
         s = warpgroup_mma_wait(1, deps=[s])
-        _arrive(k_free.index(k_stage), LOOSE)
+        mbarrier.arrive(k_free.index(k_stage), count=1)
         w, m_i, l_i, alpha = softmax(s, m_i, l_i, scale_log2, k_mem.dtype)
         acc, w = warpgroup_mma_wait(0, deps=[acc, w])
-        _arrive(v_free.index(stage), LOOSE)
+        mbarrier.arrive(v_free.index(stage), count=1)
         acc = acc * alpha[:, None]
         stage = k_stage
         phase = k_phase
