@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 
 from tilewright import devices, networks, reference
-from tilewright.core import provenance
 from tilewright.core.artifacts import atomic
 from tilewright.core.errors import TilewrightError
 from tilewright.core.registry import member
@@ -37,6 +36,7 @@ from tilewright.masks import wan as pattern
 from tilewright.networks import video_attentions
 from tilewright.networks.video_attentions import Call, Video
 from tilewright.slices import parallel
+from tilewright_study import provenance
 from tilewright_study.measure.rows import machine, now
 
 SPARSITIES = (0.7, 0.8, 0.9)

@@ -16,8 +16,8 @@ from functools import cache, wraps
 
 from snakemake.io import AnnotatedString
 
-from tilewright.core import provenance
 from tilewright.core.errors import ConfigError
+from tilewright_study import provenance
 
 # Bytes of a file that is not read each time that a workflow is planned.
 LARGE = 1 << 26

@@ -17,12 +17,12 @@ from tilewright.attention import backends, blocks, profile, schedule
 from tilewright.attention.blocks import tiles, work
 from tilewright.attention.masks import Bias
 from tilewright.attention.measure import measure
-from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, DeviceError, PatternError
 from tilewright.core.timing import time_call, time_gpu
 from tilewright.devices import qkv
 from tilewright.packed import backends as packing
 from tilewright.slices import backends as slicing
+from tilewright_study import provenance
 from tilewright_study.stages import schedule as schedule_stage
 
 OTHERS = Path(__file__).parents[1] / "helpers" / "devices_of_others"

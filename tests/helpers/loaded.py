@@ -6,8 +6,7 @@ from pathlib import Path
 
 from helpers.checkout import ROOT, TINY, described
 from tilewright import masks
-from tilewright.core import provenance
-from tilewright_study import experiments
+from tilewright_study import experiments, provenance
 
 TRACER = Path(__file__).parent / "traced"
 

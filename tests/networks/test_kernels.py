@@ -144,7 +144,7 @@ def test_what_was_fastest_is_kept_and_checked(network, images, kernels, tmp_path
 @torch.inference_mode()
 def test_another_device_or_other_code_chooses_for_itself(network, images, kernels, monkeypatch, tmp_path):
     networks.choose_kernels(network, images)
-    for name, found in ((devices, "device_id"), (_kernels.provenance, "code_digest")):
+    for name, found in ((devices, "device_id"), (_kernels.provenance, "package_digest")):
         with monkeypatch.context() as patch:
             patch.setattr(name, found, lambda *_: "another")
             timed, other = kernels.timed, networks.create("segformer", variant="b0", image_size=32, num_classes=5)

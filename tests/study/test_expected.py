@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.core import artifacts, provenance
+from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError
-from tilewright_study import experiments
+from tilewright_study import experiments, provenance
 from tilewright_study.measure import rows as _rows
 from tilewright_study.stages import experiment, record
 from tilewright_study.tables import _quoted

@@ -16,9 +16,8 @@ import yaml
 from helpers.checkout import ALL, copied, dry_run, merged, snakemake
 from tilewright import devices
 from tilewright.attention.schedule import search
-from tilewright.core import provenance
 from tilewright.core.errors import ConfigError, UnknownNameError
-from tilewright_study import cli, config, experiments, sections
+from tilewright_study import cli, config, experiments, provenance, sections
 from tilewright_study.measure import rows as _rows
 from tilewright_study.tables import _read
 

@@ -18,10 +18,9 @@ from helpers.checkout import ALL, merged
 from helpers.files import run_script
 from tilewright import graph
 from tilewright.attention import blocks, schedule
-from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, UnknownNameError
 from tilewright.networks import attentions, batching
-from tilewright_study import config, experiments, figures, tables
+from tilewright_study import config, experiments, figures, provenance, tables
 from tilewright_study.baselines import packed
 from tilewright_study.experiments.attention import figure_pattern as masks
 from tilewright_study.figures import _style

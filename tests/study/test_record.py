@@ -11,9 +11,8 @@ import pytest
 
 from helpers import synthetic
 from helpers.checkout import ROOT
-from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright_study import experiments
+from tilewright_study import experiments, provenance
 from tilewright_study.measure import rows as _rows
 from tilewright_study.stages import record
 

@@ -48,8 +48,7 @@ def choose(network: nn.Module, images: torch.Tensor, paths, anew: bool):
 
 def _file(kind):
     """The file of what is the fastest on this device of a kind, with its libraries and this code."""
-    code = provenance.code_digest(__name__, *devices.modules(kind, "networks.maps"))
-    made_of = devices.device_id(devices.describe(kind)), code
+    made_of = devices.device_id(devices.describe(kind)), provenance.package_digest()
     return caches.folder() / KIND / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.json"
 
 

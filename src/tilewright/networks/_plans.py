@@ -4,7 +4,7 @@ import msgspec
 
 from tilewright.core import registry
 
-# What checks and lists names does not run: who makes plans lists what they enter, see `Plans.entered`.
+# What checks and lists names does not run.
 APART = (
     "tilewright.attention.blocks",
     "tilewright.attention.blocks.tiles",
@@ -35,10 +35,3 @@ class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         registry.check("solver", self.solver, SOLVERS)
         for name in self.tiles:
             parse(name)
-
-    @property
-    def entered(self) -> list[str]:
-        """Dotted names of the modules that are entered by these names."""
-        from tilewright.attention.schedule.search import entered
-
-        return [f"tilewright.attention.reorder.{self.reorder}", *entered(self.solver)]

@@ -45,8 +45,9 @@ from importlib import import_module
 import msgspec
 
 from tilewright import devices
-from tilewright.core import provenance, registry
+from tilewright.core import registry
 from tilewright.core.errors import ConfigError
+from tilewright_study import provenance
 
 NAMES = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "paths", "stream", "heatmap", "orders"),

@@ -3,7 +3,7 @@
 from tilewright import graph as graph_file
 from tilewright.attention import blocks as blocks_file
 from tilewright.attention.blocks import tiles
-from tilewright.core import provenance
+from tilewright_study import provenance
 
 
 def run(graph, tile, output, region_rows):

@@ -6,9 +6,9 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-from tilewright.core import artifacts, provenance
+from tilewright.core import artifacts
 from tilewright.core.errors import ConfigError, TilewrightError
-from tilewright_study import experiments
+from tilewright_study import experiments, provenance
 from tilewright_study.cli import settings
 from tilewright_study.measure import lock
 from tilewright_study.measure import rows as _rows

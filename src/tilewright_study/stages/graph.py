@@ -2,9 +2,10 @@
 
 from tilewright import graph as graph_file
 from tilewright import masks
-from tilewright.core import images, provenance
+from tilewright.core import images
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _published
+from tilewright_study import provenance
 from tilewright_study.cli import settings
 
 

@@ -4,8 +4,9 @@ from tilewright import devices
 from tilewright.attention import blocks as blocks_file
 from tilewright.attention import profile as profile_file
 from tilewright.attention.measure import measure
-from tilewright.core import progress, provenance
+from tilewright.core import progress
 from tilewright.core.errors import ConfigError
+from tilewright_study import provenance
 from tilewright_study.measure import lock
 
 

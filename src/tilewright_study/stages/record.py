@@ -16,9 +16,9 @@ from time import monotonic
 
 import yaml
 
-from tilewright.core import artifacts, provenance
+from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright_study import config, experiments
+from tilewright_study import config, experiments, provenance
 from tilewright_study.measure import rows as _rows
 from tilewright_study.stages.experiment import terminating
 

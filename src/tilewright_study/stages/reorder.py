@@ -4,7 +4,7 @@ import resource
 
 from tilewright import graph as graph_file
 from tilewright.attention import reorder
-from tilewright.core import provenance
+from tilewright_study import provenance
 from tilewright_study.cli import settings
 
 

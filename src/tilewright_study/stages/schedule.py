@@ -7,8 +7,9 @@ from tilewright import devices
 from tilewright.attention import blocks as blocks_file
 from tilewright.attention import profile as profile_file
 from tilewright.attention.schedule import Skipped, save, search, solve
-from tilewright.core import progress, provenance, registry
+from tilewright.core import progress, registry
 from tilewright.core.errors import ArtifactError, ConfigError, SolverUnavailableError
+from tilewright_study import provenance
 
 
 def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, rounds, max_tile_kinds, output):

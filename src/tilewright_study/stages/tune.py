@@ -8,8 +8,8 @@ from tilewright.attention import blocks as blocks_file
 from tilewright.attention import profile as profile_file
 from tilewright.attention import schedule as schedule_file
 from tilewright.attention.schedule import Skipped
-from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, DeviceError
+from tilewright_study import provenance
 from tilewright_study.measure import lock
 
 

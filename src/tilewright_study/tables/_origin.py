@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright.core import artifacts, provenance
+from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError
+from tilewright_study import provenance
 
 KIND = "origin"
 VERSION = 1

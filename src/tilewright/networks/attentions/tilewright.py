@@ -88,12 +88,10 @@ def _read_or_made(site, dtype, device):
     facts = devices.describe(device)
     shape = {"heads": site.heads, "head_dim": site.head_dim, "dtype": dtype}
     planned = site.planned
-    roles = ("executor", "probe", "calibration", "cost_model")
-    makers = (plan.__name__, *planned.entered, *devices.modules(device, *roles))
     # Equal patterns may have other windows, and then their tokens stand in another order.
     pattern = site.graph.id, provenance.sha256_arrays(site.order.numpy())
     asked = (*map(str, shape.values()), repr(planned))
-    made_of = (*pattern, *asked, devices.device_id(facts), provenance.code_digest(*makers))
+    made_of = (*pattern, *asked, devices.device_id(facts), provenance.package_digest())
     path = caches.folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
     if caches.has(path):
         try:
