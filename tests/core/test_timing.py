@@ -1,10 +1,8 @@
 import math
 import time
-from types import SimpleNamespace
 
 import torch
 
-from tilewright.core import timing
 from tilewright.core.timing import FEWEST, time_call, time_together
 
 
@@ -18,23 +16,3 @@ def test_timing_stops_at_the_error_or_the_time():
     assert time_together([], min_reps=4, max_seconds=5, rse_target=0.5) == []
     hurried = time_call(lambda: next(ticks), min_reps=10**9, max_seconds=0, rse_target=0)
     assert hurried.repetitions == FEWEST and next(ticks) == FEWEST + 1
-
-
-def test_a_cold_call_is_timed_without_what_empties_the_cache(monkeypatch):
-    clock, asked = [0.0], []
-
-    def timed(call, **effort):
-        asked.append(effort)
-        before = clock[0]
-        call()
-        return SimpleNamespace(p50_us=clock[0] - before)
-
-    def buffer(size, **_):
-        asked.append(size)
-        return SimpleNamespace(zero_=lambda: clock.__setitem__(0, clock[0] + 20))
-
-    monkeypatch.setattr(timing, "time_gpu", timed)
-    monkeypatch.setattr(torch, "empty", buffer)
-    assert timing.time_cold(lambda: clock.__setitem__(0, clock[0] + 7), 1000, min_reps=3) == 7
-    size, *efforts = asked
-    assert size > 1000 and efforts == [{"min_reps": 3}] * 2

@@ -45,22 +45,10 @@ def test_what_waits_is_timed_between_events():
 
 
 @on_gpu
-def test_a_cold_cache_takes_longer():
-    x = torch.zeros(1 << 22, device="cuda")
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    assert timing.time_cold(lambda: x.add_(1), l2_bytes, **EFFORT) > timing.time_gpu(lambda: x.add_(1), **EFFORT).p50_us
-
-
-@on_gpu
 def test_the_host_returns_before_the_gpu_is_done():
     x = torch.zeros(1 << 26, device="cuda")
     latency_us, host_us = timing.time_host(lambda: x.add_(1), **EFFORT)
     assert 0 < host_us < latency_us
-
-
-@on_gpu
-def test_a_copy_moves_some_hundred_gigabytes_a_second():
-    assert 1e11 < timing.copy_bandwidth() < 1e13
 
 
 @on_gpu

@@ -20,8 +20,7 @@ from tilewright.attention.blocks import work
 from tilewright.attention.cpu import executor as cpu_executor
 from tilewright.attention.cuda import executor as cuda_executor
 from tilewright.core.errors import ArtifactError, TilewrightError, UnknownNameError
-from tilewright.core.timing import Timing
-from tilewright.core.turns import TURNS
+from tilewright.core.timing import TURNS, Timing
 from tilewright.masks import dynamicvit
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.baselines.sparse import sdpa_dense

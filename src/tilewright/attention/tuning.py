@@ -20,7 +20,7 @@ from tilewright.attention.profile import Profile
 from tilewright.attention.schedule import COLUMNS, TUNED, Schedule, Trial, solve
 from tilewright.core.errors import ArtifactError, TilewrightError
 from tilewright.core.provenance import sha256_arrays
-from tilewright.core.turns import time_in_turns
+from tilewright.core.timing import time_in_turns
 from tilewright.devices import Limits
 from tilewright.graph import Graph
 

@@ -45,7 +45,7 @@ def run(plan: str | Path, batch: int, without, forms, rse, seconds: float, seed:
     settle_threads()
     from tilewright import devices
     from tilewright.attention import plan as api
-    from tilewright.core import turns
+    from tilewright.core.timing import time_in_turns
     from tilewright.torch_attention import flex
 
     for form in forms or ():
@@ -60,7 +60,7 @@ def run(plan: str | Path, batch: int, without, forms, rse, seconds: float, seed:
     right = [one for group in groups for one in group if one.call is not None]
     gpu = devices.facts(made.device).GPU_TIMER
     effort = {"min_reps": REPETITIONS, "max_seconds": seconds, "rse_target": rse}
-    for one, timing in zip(right, turns.time_in_turns([one.call for one in right], gpu=gpu, **effort), strict=True):
+    for one, timing in zip(right, time_in_turns([one.call for one in right], gpu=gpu, **effort), strict=True):
         one.timed(timing)
     best = [min(group, key=_rank) for group in groups]
     print(made.summary().splitlines()[0])

@@ -5,9 +5,9 @@ A `Checked` call is judged where it is timed: by what its last repetition, or th
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,12 +21,10 @@ FEWEST = 3
 # this many calls.
 BATCH_US = 300.0
 MOST_CALLS = 256
-# Size of the buffer that is overwritten to empty the second-level cache, in sizes of that cache.
-OVERWRITTEN = 2.5
 # Calls that are queued at once to measure the host's time for one. A stream holds more.
 QUEUED = 16
-# Bytes that the copy which measures the memory's bandwidth reads, and writes.
-COPIED_BYTES = 1 << 30
+# How often each call is measured in turns.
+TURNS = 5
 
 
 @dataclass(frozen=True)
@@ -128,26 +126,6 @@ def time_gpu(call: Any, *, min_reps: Any, max_seconds: Any, rse_target: Any) -> 
     return found
 
 
-def time_cold(call: Any, l2_bytes: int, **effort: Any) -> float:
-    """GPU time of `call`, microseconds, with none of its data in the second-level cache, which has `l2_bytes`.
-
-    The median of [overwrite a larger buffer, call] less that of overwriting alone. effort: arguments of `time_gpu`.
-    """
-    import torch
-
-    buffer = torch.empty(int(OVERWRITTEN * l2_bytes), dtype=torch.uint8, device="cuda")
-
-    def cold():
-        buffer.zero_()
-        return call()
-
-    timed = Checked(cold, call.judge) if isinstance(call, Checked) else None
-    found = time_gpu(timed or cold, **effort).p50_us - time_gpu(buffer.zero_, **effort).p50_us
-    if timed is not None:
-        call.wrong = call.wrong or timed.wrong
-    return found
-
-
 def time_host(call: Callable, *, min_reps: int, max_seconds: float, rse_target: float) -> tuple[float, float]:
     """``(latency_us, host_us)`` of `call` on a GPU: medians of the host's clock until the result is there, and until
     the call returns. Arguments as in `time_call`.
@@ -173,15 +151,31 @@ def time_host(call: Callable, *, min_reps: int, max_seconds: float, rse_target: 
     return found
 
 
-@cache
-def copy_bandwidth() -> float:
-    """Bytes a second that the GPU's memory moves in a copy, reads and writes both counted. Measured once a process."""
-    import torch
+def time_in_turns(
+    calls: Sequence[Callable], *, gpu: bool, min_reps: int, max_seconds: float, rse_target: float, turns: int = TURNS
+) -> list[Timing]:
+    """A list with the `Timing` of each of `calls`: medians over `turns`, each of which measures all calls one by one.
 
-    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    timing = time_gpu(lambda: target.copy_(source), min_reps=10, max_seconds=1.0, rse_target=0.005)
-    return 2 * COPIED_BYTES / (timing.p50_us / 1e6)
+    A call that is timed once is known to far less than its standard error says: timed again in a new CUDA graph, a call
+    of 3 microseconds took 7 % more or less, one of 10 microseconds 1 %, where the repetitions of each had a standard
+    error of 0.4 %. So the error is that between turns (docs/decisions/timing.md).
+
+    gpu: with `time_gpu`, each time anew, else with `time_call`. min_reps, max_seconds: of a call in all turns together;
+    rse_target: within a turn. The `Timing.rse` is the standard error of the mean of the turns' medians, over that mean.
+    """
+    measure = time_gpu if gpu else time_call
+    effort = {"min_reps": max(FEWEST, math.ceil(min_reps / turns)), "rse_target": rse_target}
+    effort["max_seconds"] = max_seconds / turns
+    found = [[measure(call, **effort) for call in calls] for _ in range(turns)]
+    return [_joined(each) for each in zip(*found, strict=True)]
+
+
+def _joined(found):
+    """One `Timing` of several of the same call."""
+    medians = np.array([timing.p50_us for timing in found])
+    error = np.std(medians, ddof=1) / np.mean(medians) / len(medians) ** 0.5
+    p20, p50, p80 = (float(np.median([getattr(t, name) for t in found])) for name in ("p20_us", "p50_us", "p80_us"))
+    return Timing(p20, p50, p80, sum(timing.repetitions for timing in found), float(error), found[0].method)
 
 
 def _look(call, run=None):

@@ -17,11 +17,11 @@ from tilewright.attention.profile import DTYPES
 from tilewright.attention.schedule import Skipped
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
-from tilewright.core.timing import Checked, copy_bandwidth, time_call, time_cold, time_gpu, time_host
-from tilewright.core.turns import TURNS, time_in_turns
+from tilewright.core.timing import TURNS, Checked, time_call, time_gpu, time_host, time_in_turns
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import ceilings
 from tilewright_study.measure.checks import checked, errors, refusal, settled
+from tilewright_study.measure.device import copy_bandwidth, time_cold
 from tilewright_study.measure.rows import machine, now
 
 # ASSUME: a baseline that needs more than this for its tables, of masks or bits, is not worth waiting for.

@@ -18,7 +18,7 @@ from tilewright import devices, networks, reference
 from tilewright.attention.profile import DTYPES
 from tilewright.core import _internals, images, registry, timing
 from tilewright.core.errors import ConfigError
-from tilewright.core.turns import time_in_turns
+from tilewright.core.timing import time_in_turns
 from tilewright.masks import _gates
 from tilewright.networks import _sites, attentions, batching
 from tilewright_study import sections

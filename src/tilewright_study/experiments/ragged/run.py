@@ -10,13 +10,14 @@ import torch
 from tilewright import devices, reference
 from tilewright.attention.profile import DTYPES
 from tilewright.core import registry
-from tilewright.core.timing import copy_bandwidth, time_call, time_gpu, time_host
+from tilewright.core.timing import time_call, time_gpu, time_host
 from tilewright.packed import pack
 from tilewright_study import sections
 from tilewright_study.baselines import packed as packed_baselines
 from tilewright_study.baselines.sparse import Unavailable
 from tilewright_study.experiments.ragged import OURS, PROVIDERS, check_lengths, shape
 from tilewright_study.measure.checks import checked, errors, refusal, settled
+from tilewright_study.measure.device import copy_bandwidth
 from tilewright_study.measure.rows import machine, now
 
 # What a network does with tokens besides attending: into the packed order and back, and the class tokens.
