@@ -30,10 +30,10 @@ from torch.overrides import TorchFunctionMode
 from tilewright.core import timing
 from tilewright.core.artifacts import atomic
 from tilewright.core.errors import TilewrightError, Unavailable
-from tilewright.core.images import read_rgb
 from tilewright.integrations.timm import sparsify
 from tilewright.nn import patterns
 from tilewright_study.measure.checks import judging
+from tilewright_study.scenes.pictures import read_rgb
 
 # As many times further off than timm's dense network (docs/decisions/timing.md).
 ROUNDING, LEAST = 3, 1e-4

@@ -20,17 +20,6 @@ def test_every_photograph_is_there_without_a_network(name, monkeypatch):
     assert 0.1 < np.ptp(pixels) <= 1
 
 
-@pytest.mark.parametrize("name", images.GRAY)
-def test_gray_photographs_have_equal_channels(name):
-    with Image.open(images._carried(images.GRAY[name])) as image:
-        assert image.size == images.GRAY[name].size
-    pixels = images.gray(name, (40, 60))
-    assert pixels.shape == (3, 40, 60) and pixels.dtype == np.float32 and 0.1 < np.ptp(pixels) <= 1
-    assert (pixels == pixels[:1]).all() and pixels.flags.writeable
-    with pytest.raises(UnknownNameError, match="unknown gray photograph 'coffee'; known: brick, camera, grass, gravel"):
-        images.gray("coffee", 16)
-
-
 def test_some_photograph_has_a_high_resolution():
     assert max(min(photograph.size) for photograph in images.PHOTOGRAPHS.values()) >= 1024
 

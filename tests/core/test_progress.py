@@ -40,19 +40,3 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     assert list(progress.with_progress(range(3), "tuning ic")) == [0, 1, 2]
     assert "tuning ic:" in terminal.getvalue() and "\n" not in terminal.getvalue()
-
-
-def test_the_lines_of_a_solver_reach_a_log_with_its_limit(capsys):
-    with progress.within("highs", 60) as show:
-        show("Gap 3.1%")
-    assert capsys.readouterr().err.splitlines() == ["highs: at most 60 s", "Gap 3.1%"]
-
-
-def test_a_terminal_sees_how_much_of_the_limit_went_by(clock, monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with progress.within("highs", 60) as show:
-        for clock[0] in (24, 99):
-            show("Gap 3.1%")
-    assert terminal.getvalue().count("Gap 3.1%\n") == 2
-    assert "60 of at most 60 s" in terminal.getvalue()

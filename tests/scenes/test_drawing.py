@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, PatternError, UnknownNameError
-from tilewright_study.scenes import drawing, objects
+from tilewright_study.scenes import drawing, objects, pictures
 
 PIXELS = (48, 64)
 
@@ -138,7 +138,7 @@ def test_splits_are_disjoint_by_object_and_photograph():
         kinds = drawing.things(split, drawing.numbers(split, range(200)), PIXELS).kinds
         assert (table.novel[kinds] == novel).all()
         assert photographs == shown[split]
-    assert {*drawing.TRAINED, *drawing.HELD_OUT} == {*images.PHOTOGRAPHS, *images.GRAY}
+    assert {*drawing.TRAINED, *drawing.HELD_OUT} == {*images.PHOTOGRAPHS, *pictures.GRAY}
     assert not {*drawing.TRAINED} & {*drawing.HELD_OUT} and not {*drawing.CHOSEN} & {*drawing.TESTED}
 
 

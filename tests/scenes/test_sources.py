@@ -7,10 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
 from tilewright_study import scenes
-from tilewright_study.scenes import sources
+from tilewright_study.scenes import pictures, sources
 from tilewright_study.scenes.sources import ade20k, camvid, cityscapes
 from tilewright_study.scenes.sources import scenes as drawn_scenes
 
@@ -282,17 +281,17 @@ def gray16(folder):
 
 def test_gray_levels_of_16_bits_are_scaled(tmp_path):
     path, levels = gray16(tmp_path)
-    assert np.abs(np.asarray(images.read_rgb(path)) - levels[..., None]).max() <= 1
+    assert np.abs(np.asarray(pictures.read_rgb(path)) - levels[..., None]).max() <= 1
     Image.fromarray(np.full((6, 8), 70000, np.int32)).save(tmp_path / "wide.tif")
     with pytest.raises(ArtifactError, match="expected gray levels from 0 to 65535, found 70000 to 70000"):
-        images.read_rgb(tmp_path / "wide.tif")
+        pictures.read_rgb(tmp_path / "wide.tif")
     # Black, or a picture in 8 of them.
     Image.fromarray(np.full((6, 8), 255, np.int32)).save(tmp_path / "narrow.tif")
     with pytest.raises(ArtifactError, match="expected gray levels of 8 or 16 bits, found 32 bits of at most 255"):
-        images.read_rgb(tmp_path / "narrow.tif")
+        pictures.read_rgb(tmp_path / "narrow.tif")
     Image.fromarray(np.full((6, 8), 0.5, np.float32)).save(tmp_path / "share.tif")
     with pytest.raises(ArtifactError, match=r"expected an image of mode .*, found F"):
-        images.read_rgb(tmp_path / "share.tif")
+        pictures.read_rgb(tmp_path / "share.tif")
 
 
 @pytest.mark.parametrize("suffix", [".PNG", ".Jpeg", ".tif", ".TIFF", ".gif", ".BMP", ".ppm"])

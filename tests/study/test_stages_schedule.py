@@ -1,5 +1,6 @@
 """Stage T4 on files, and its command line."""
 
+import io
 import json
 from pathlib import Path
 
@@ -113,3 +114,32 @@ def test_the_command_line(files):
     wrong = command(*inputs, "--solver", "cplex", "--output", folder / "no.json")
     assert wrong.returncode == 2 and "unknown solver 'cplex'; known: greedy, descent, highs, gurobi" in wrong.stderr
     assert "Traceback" not in wrong.stderr and not (folder / "no.json").exists()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves when told to."""
+    now = [0.0]
+    monkeypatch.setattr(schedule_stage, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_the_lines_of_a_solver_reach_a_log_with_its_limit(capsys):
+    with schedule_stage.within("highs", 60) as show:
+        show("Gap 3.1%")
+    assert capsys.readouterr().err.splitlines() == ["highs: at most 60 s", "Gap 3.1%"]
+
+
+def test_a_terminal_sees_how_much_of_the_limit_went_by(clock, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with schedule_stage.within("highs", 60) as show:
+        for clock[0] in (24, 99):
+            show("Gap 3.1%")
+    assert terminal.getvalue().count("Gap 3.1%\n") == 2
+    assert "60 of at most 60 s" in terminal.getvalue()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.core import registry, sides
+from tilewright.core import sides
 from tilewright.core.errors import ArtifactError, UnknownNameError, need
 
 
@@ -39,18 +39,6 @@ PHOTOGRAPHS = {
     "rocket": Photograph("rocket.jpg", (640, 427), "public domain", "SpaceX"),
 }
 
-# Gray ones, three surfaces and a man with a camera: no patterns are made of them, and no network is trained on them.
-GRAY = {
-    "brick": Photograph("brick.png", (512, 512), "CC0", "CC0Textures"),
-    "camera": Photograph("camera.png", (512, 512), "CC0", "Lav Varshney"),
-    "grass": Photograph("grass.png", (512, 512), "CC0", "linolafett, DeviantArt"),
-    "gravel": Photograph("gravel.png", (512, 512), "CC0", "CC0Textures"),
-}
-
-
-# Modes of Pillow whose conversion to RGB keeps what is seen.
-EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV")
-
 
 def path(name_or_path: Path | str) -> Path:
     """Where a photograph lies: one of `PHOTOGRAPHS` by name, else a file of the user's.
@@ -58,7 +46,7 @@ def path(name_or_path: Path | str) -> Path:
     Raises `UnknownNameError` for what is neither a known name nor a file.
     """
     if name_or_path in PHOTOGRAPHS:
-        return _carried(PHOTOGRAPHS[name_or_path])
+        return carried(PHOTOGRAPHS[name_or_path])
     if not Path(name_or_path).is_file():
         raise UnknownNameError("photograph (nor a file)", str(name_or_path), PHOTOGRAPHS)
     return Path(name_or_path)
@@ -70,16 +58,7 @@ def load(name_or_path: Path | str, size: tuple[int, int] | int) -> np.ndarray:
     size: a side of a square, or height and width. Resampling is bicubic. Raises `UnknownNameError` as `path` does, and
     `ArtifactError` for what is no RGB image.
     """
-    return _cut(path(name_or_path), size, "RGB")
-
-
-def gray(name: str, size: tuple[int, int] | int) -> np.ndarray:
-    """One of `GRAY`, as `load` gives those of `PHOTOGRAPHS`: float32 [3, height, width], its channels equal.
-
-    Raises `UnknownNameError`.
-    """
-    registry.check("gray photograph", name, GRAY)
-    return _cut(_carried(GRAY[name]), size, "L").repeat(3, axis=0)
+    return cut(path(name_or_path), size, "RGB")
 
 
 def opened(where: Path | str) -> Any:
@@ -100,31 +79,8 @@ def opened(where: Path | str) -> Any:
     return turned
 
 
-def read_rgb(where: str) -> np.ndarray:
-    """The image of a file in 8-bit RGB; gray levels of 16 bits are scaled to 8.
-
-    Raises `ArtifactError` for what is no image, and for one whose white is not known.
-    """
-    Image, _ = _pillow()
-    image = opened(where)
-    if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
-        # Pillow's own conversion cuts them at 255.
-        levels = np.asarray(image).astype(np.int64)
-        if image.mode == "I" and image.format not in ("PNG", "PPM") and levels.max() <= 255:
-            raise ArtifactError(
-                f"{where}: expected gray levels of 8 or 16 bits, found 32 bits of at most {levels.max()}; convert it"
-            )
-        if levels.min() < 0 or levels.max() > 65535:
-            raise ArtifactError(
-                f"{where}: expected gray levels from 0 to 65535, found {levels.min()} to {levels.max()}; convert it"
-            )
-        image = Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
-    elif image.mode not in EIGHT_BITS:
-        raise ArtifactError(f"{where}: expected an image of mode {', '.join(EIGHT_BITS)}, found {image.mode}")
-    return image.convert("RGB")
-
-
-def _carried(photograph):
+def carried(photograph: Photograph) -> Path:
+    """The file of a photograph."""
     need("skimage", "photographs", "study")
     return Path(str(files("skimage") / "data" / photograph.file))
 
@@ -134,12 +90,12 @@ def _pillow():
     return need("PIL.Image", "images", "study"), need("PIL.ImageOps", "images", "study")
 
 
-def _cut(where, size, mode):
+def cut(where: Path | str, size: tuple[int, int] | int, mode: str) -> np.ndarray:
     """float32 [channels, height, width] of a file of this mode."""
     Image, ImageOps = _pillow()
     image = opened(where)
     if image.mode != mode:
         raise ArtifactError(f"{where}: expected an {mode} image, found mode {image.mode}; convert it first")
     height, width = sides.pair(size)
-    cut = np.asarray(ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC), np.float32)
-    return cut.reshape(height, width, -1).transpose(2, 0, 1) / 255
+    found = np.asarray(ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC), np.float32)
+    return found.reshape(height, width, -1).transpose(2, 0, 1) / 255

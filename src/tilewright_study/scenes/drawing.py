@@ -19,13 +19,13 @@ from torch import Tensor
 
 from tilewright.core import images, registry
 from tilewright.core.errors import PatternError
-from tilewright_study.scenes import backends, objects
+from tilewright_study.scenes import backends, objects, pictures
 
 # Photographs of `core.images`: those that networks are trained with, and those that no training shows. Networks learn
 # photographs: on those of the training what loses most elsewhere may look best. Of the others paths are planned and
 # chosen by the left halves and tested by the right ones: of one kind, and without a pixel in common.
 TRAINED = ("astronaut", "coffee", "hubble_deep_field", "retina")
-HELD_OUT = ("chelsea", "rocket", *images.GRAY)
+HELD_OUT = ("chelsea", "rocket", *pictures.GRAY)
 CHOSEN, TESTED = ([(name, half) for name in HELD_OUT] for half in ("left", "right"))
 # What backgrounds are cut from: a name, and its half or None for all of it.
 PHOTOGRAPHS = [*((name, None) for name in TRAINED), *CHOSEN, *TESTED]
@@ -247,7 +247,7 @@ def texels(device: str) -> Tensor:
 def _photograph(name, half):
     """float32 [3, side, side] of a photograph, or of one half of it and its mirror image: scenes show what lies beyond
     an edge as its mirror image, too."""
-    picture = (images.gray if name in images.GRAY else images.load)(name, PHOTOGRAPH)
+    picture = (pictures.gray if name in pictures.GRAY else images.load)(name, PHOTOGRAPH)
     if half is None:
         return picture
     picture = picture[..., : PHOTOGRAPH // 2] if half == "left" else picture[..., PHOTOGRAPH // 2 :]

@@ -1,13 +1,15 @@
 """Stage T4 on files: blocks and profiles in, a schedule out."""
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from time import perf_counter
 
 from tilewright import devices
 from tilewright.attention import blocks as blocks_file
 from tilewright.attention import profile as profile_file
 from tilewright.attention.schedule import Skipped, save, search, solve
-from tilewright.core import progress, registry
+from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, ConfigError, SolverUnavailableError
 from tilewright_study import provenance
 
@@ -27,7 +29,7 @@ def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, roun
     limits = devices.limits(device, rounds=rounds, max_tile_kinds=max_tile_kinds)
     settings = {"time_limit_s": time_limit, "gap": gap, "seed": seed, "threads": threads}
     paths = dict(zip(covers, zip(blocks, profile, strict=True), strict=True))
-    with nullcontext() if solver in search.HEURISTICS else progress.within(solver, time_limit) as show:
+    with nullcontext() if solver in search.HEURISTICS else within(solver, time_limit) as show:
         try:
             found = solve(covers, profiles, limits, solver, objective, **settings, paths=paths, log=show)
         except SolverUnavailableError as error:
@@ -43,6 +45,29 @@ def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, roun
     save(output, found, made_by)
     for name, value in found.summary().items():
         print(f"{name}: {value}", file=sys.stderr)
+
+
+@contextmanager
+def within(what: str, limit_s: float) -> Iterator[Callable]:
+    """Yield a function that shows a line about a task of at most `limit_s` seconds.
+
+    On a terminal, a bar below the lines shows the time that has passed.
+    """
+    if not sys.stderr.isatty():
+        print(f"{what}: at most {limit_s:g} s", file=sys.stderr, flush=True)
+        yield lambda line: print(line, file=sys.stderr, flush=True)
+        return
+    from tqdm import tqdm
+
+    begin = perf_counter()
+    form = "{desc} |{bar}| {n:.0f} of at most {total:g} s"
+    with tqdm(total=limit_s, desc=what, bar_format=form, leave=False) as bar:
+
+        def show(line):
+            bar.update(min(perf_counter() - begin, limit_s) - bar.n)
+            bar.write(line, file=sys.stderr)
+
+        yield show
 
 
 def _check(least=0, **values):

@@ -7,8 +7,9 @@ import numpy as np
 
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.core.images import opened, read_rgb
+from tilewright.core.images import opened
 from tilewright_study.scenes import sources
+from tilewright_study.scenes.pictures import read_rgb
 
 # Endings of images, in lower case.
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")

@@ -9,8 +9,8 @@ import numpy as np
 
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.core.images import read_rgb
 from tilewright_study.scenes import sources
+from tilewright_study.scenes.pictures import read_rgb
 from tilewright_study.scenes.sources import _files
 
 # Splits by the names of their folders.
