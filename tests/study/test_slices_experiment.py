@@ -339,16 +339,16 @@ def test_the_overlay_for_trained_maps_has_one_case_of_its_own_weights():
 
 
 def test_shapes_of_as_many_queries_share_what_groups_attend_to(monkeypatch):
-    from tilewright.slices import measures
     from tilewright_study.experiments.slices import run as _slices
+    from tilewright_study.measure import slice_shares
 
-    asked, group_shares = [], measures.group_shares
+    asked, group_shares = [], slice_shares.group_shares
 
     def counted(q, k, groups, *, rows):
         asked.append(rows)
         return group_shares(q, k, groups, rows=rows)
 
-    monkeypatch.setattr(measures, "group_shares", counted)
+    monkeypatch.setattr(slice_shares, "group_shares", counted)
     made = types.SimpleNamespace(**dict(zip("qkv", torch.randn(3, 1, 2, 160, 64), strict=True)))
     maps = _slices.Maps(2, 64, (2, 8, 10), "hilbert", made=made)
     for shape in ("32x1", "32x16", "16x1", "32x1"):

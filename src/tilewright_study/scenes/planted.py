@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tilewright.core import registry
 from tilewright.core.errors import PatternError
-from tilewright.slices import measures, orders
+from tilewright.slices import orders
+from tilewright_study.measure import slice_shares
 
 # Energy in the bands of frames, rows and columns, and in objects.
 KINDS = {
@@ -167,8 +168,8 @@ def _planted(head, grid, drawn, order, rows):
 
         def short(strength):
             q, k = at(strength)
-            shares = measures.group_shares(q[order], k[order], groups, rows=rows)
-            return float(measures.Ranked(shares).counts(head.recall).double().mean()) > head.density * len(signal)
+            shares = slice_shares.group_shares(q[order], k[order], groups, rows=rows)
+            return float(slice_shares.Ranked(shares).counts(head.recall).double().mean()) > head.density * len(signal)
 
     strength = _least(short, head)
     return *at(strength), v, strength

@@ -92,7 +92,8 @@ def _maps(source, q, k, grid):
     import torch
 
     from tilewright import slices
-    from tilewright.slices import measures, orders
+    from tilewright.slices import orders
+    from tilewright_study.measure import slice_shares
 
     order = torch.from_numpy(orders.order("hilbert", grid)).to(q.device)
     back = torch.argsort(order)
@@ -100,7 +101,7 @@ def _maps(source, q, k, grid):
     lists = slices.predict(q, k, by="pooled", pool=POOL, rows=ROWS, mass=MASS, budget=1.0)
     group = (q.shape[2] // ROWS) // 2
     chosen = torch.tensor([group], device=q.device)
-    shares = [measures.group_shares(q[0, h], k[0, h], chosen, rows=ROWS)[0] for h in range(q.shape[1])]
+    shares = [slice_shares.group_shares(q[0, h], k[0, h], chosen, rows=ROWS)[0] for h in range(q.shape[1])]
     kept = torch.zeros(q.shape[1], q.shape[2], dtype=torch.bool, device=q.device)
     for head in range(q.shape[1]):
         count = int(lists.counts[0, head, group])

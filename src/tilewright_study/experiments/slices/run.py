@@ -15,13 +15,14 @@ from tilewright.attention.blocks import tiles
 from tilewright.attention.profile import DTYPES
 from tilewright.core import registry
 from tilewright.core.timing import time_gpu, time_host, time_together
-from tilewright.slices import measures, orders
+from tilewright.slices import orders
 from tilewright.slices.prediction import LEAST
 from tilewright.torch_attention import flex_blocks
 from tilewright.torch_attention.flex import BLOCK
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.baselines.sparse import Unavailable
 from tilewright_study.experiments.slices import ORACLE, SLICE, sizes, text
+from tilewright_study.measure import slice_shares
 from tilewright_study.measure.checks import checked, errors, refusal, same_lists, settled
 from tilewright_study.measure.rows import machine, now
 from tilewright_study.scenes import planted
@@ -133,13 +134,13 @@ class Maps:
         }
 
     def ranked(self, shape):
-        """`measures.Ranked` of the exact shares [H, G, runs] of groups of `shape`."""
+        """`slice_shares.Ranked` of the exact shares [H, G, runs] of groups of `shape`."""
         if shape not in self.cached:
             rows, width = group(shape)
             first, last = self.text
             token = torch.arange(self.tokens, device=self.place)
-            always = measures.run_shares(((token < first) | (token >= self.tokens - last)).float(), width) > 0
-            self.cached[shape] = measures.Ranked(measures.run_shares(self.shares(rows), width), always)
+            always = slice_shares.run_shares(((token < first) | (token >= self.tokens - last)).float(), width) > 0
+            self.cached[shape] = slice_shares.Ranked(slice_shares.run_shares(self.shares(rows), width), always)
         return self.cached[shape]
 
     def shares(self, rows):
@@ -149,7 +150,7 @@ class Maps:
             (first, last), (q, k, _) = self.text, self.exact
             q = q[:, :, first : self.tokens - last]
             groups = torch.arange(-(-q.shape[2] // rows), device=self.place)
-            each = [measures.group_shares(q[0, h], k[0, h], groups, rows=rows) for h in range(self.heads)]
+            each = [slice_shares.group_shares(q[0, h], k[0, h], groups, rows=rows) for h in range(self.heads)]
             self.cached[key] = torch.stack(each)
         return self.cached[key]
 
@@ -223,7 +224,7 @@ class Maps:
         recall = self.recall(lists.found)
         density = lists.found.density()
         out = slices.attend(*self.exact, lists.found)
-        errors = measures.errors(out, self.dense)
+        errors = slice_shares.errors(out, self.dense)
         return Lists(
             lists.found,
             lists.facts
@@ -232,7 +233,7 @@ class Maps:
             | {"least_recall": float(recall.mean(-1).min()), "l1_error": errors["l1"], "cosine": errors["cosine"]}
             | {
                 "largest_error": errors["largest"],
-                "error_bound": float(measures.error_bound(recall, self.exact[2]).max()),
+                "error_bound": float(slice_shares.error_bound(recall, self.exact[2]).max()),
             },
             lists.flags,
             self._wrong(lists, recall),
@@ -248,7 +249,7 @@ class Maps:
             if not asked - 1.5 * width <= fewest <= most <= max(asked, least) + 1.5 * width:
                 return f"lists hold from {fewest:.0f} to {most:.0f} keys, {asked:.1f} were asked for"
         told = recall[0, :, self.text[0] : self.tokens - self.text[1]]
-        told = measures.run_shares(told, rows) / measures.run_shares(torch.ones_like(told), rows)
+        told = slice_shares.run_shares(told, rows) / slice_shares.run_shares(torch.ones_like(told), rows)
         place, off = torch.arange(lists.found.keys.shape[-1], device=told.device), []
         # A head at a time: numbers take twice the memory of its lists.
         for keys, count, shares, own in zip(lists.found.keys[0], counts, self.shares(rows), told, strict=True):
@@ -265,7 +266,7 @@ class Maps:
             return reference.dense_rows(self.rows, *self.qkv)
         q, k, v = self.qkv
         if self.gpu:
-            return measures.attention_rows(lists.found, torch.from_numpy(self.rows).to(self.place), q, k, v)
+            return slice_shares.attention_rows(lists.found, torch.from_numpy(self.rows).to(self.place), q, k, v)
         heads = (slice(h, h + 1) for h in range(self.heads))
         made = [
             reference.attention_rows(lists.found.graph(0, h.start), self.rows, q[:, h], k[:, h], v[:, h]) for h in heads

@@ -5,14 +5,12 @@ group's queries. The *recall* of a query is the sum of the shares that its list 
 """
 
 import itertools
-import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from tilewright import reference
-from tilewright.core.errors import PatternError
 from tilewright.slices.layout import SliceLists
 
 # Scores that `group_shares` computes at a time: half a gigabyte of float32.
@@ -135,14 +133,3 @@ def error_bound(recall: Tensor, v: Tensor) -> Tensor:
     and by 1 - r in what is lost.
     """
     return 2 * (1 - recall).clamp_min(0) * v.abs().amax((-2, -1))[..., None]
-
-
-def psnr(found: Tensor, expected: Tensor, peak: float) -> float:
-    """Peak signal-to-noise ratio in dB, for signals whose range is `peak`; infinite for equal ones.
-
-    Raises `PatternError` for tensors of different shapes.
-    """
-    if found.shape != expected.shape:
-        raise PatternError(f"psnr: expected equal shapes, found {tuple(found.shape)} and {tuple(expected.shape)}")
-    mean = float((found.double() - expected.double()).square().mean())
-    return 10 * math.log10(peak**2 / mean) if mean else math.inf
