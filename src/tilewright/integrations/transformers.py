@@ -10,7 +10,6 @@ their attention, with each call, and `register` has their classes do so.
 
 import copy
 import functools
-import inspect
 from importlib import import_module
 from typing import Any
 
@@ -32,21 +31,17 @@ SPECIAL = {
     "beit": lambda config: 1,
 }
 WINDOWED = ("swin",)
-# Of families: the library's module, and there the classes of what embeds images, of layers and of attention.
+# Of families: the classes of the library's module that embed images, and those of layers.
 CLASSES = {
-    "vit": ("ViTEmbeddings", "ViTLayer", "ViTAttention"),
-    "dinov2": ("Dinov2Embeddings", "Dinov2Layer", "Dinov2Attention"),
-    "dinov2_with_registers": (
-        *("Dinov2WithRegistersEmbeddings", "Dinov2WithRegistersLayer", "Dinov2WithRegistersAttention"),
-    ),
-    "dinov3_vit": ("DINOv3ViTEmbeddings", "DINOv3ViTLayer", "DINOv3ViTAttention"),
-    "siglip": ("SiglipVisionEmbeddings", "SiglipEncoderLayer", "SiglipAttention"),
-    "beit": ("BeitEmbeddings", "BeitLayer", "BeitAttention"),
+    "vit": ("ViTEmbeddings", "ViTLayer"),
+    "dinov2": ("Dinov2Embeddings", "Dinov2Layer"),
+    "dinov2_with_registers": ("Dinov2WithRegistersEmbeddings", "Dinov2WithRegistersLayer"),
+    "dinov3_vit": ("DINOv3ViTEmbeddings", "DINOv3ViTLayer"),
+    "siglip": ("SiglipVisionEmbeddings", "SiglipEncoderLayer"),
+    "beit": ("BeitEmbeddings", "BeitLayer"),
 }
 # Heights and widths of images, by call.
 _images = Calls()
-# By which layers hand them on.
-_KEYWORD = "tilewright_image"
 
 
 def register() -> None:
@@ -61,18 +56,17 @@ def register() -> None:
 
 @functools.cache
 def _follow_images():
-    """Have the library's classes hand the shape of images to attention."""
+    """Have the library's classes note the shape of images for attention."""
     for family, names in CLASSES.items():
         try:
             module = import_module(f"transformers.models.{family}.modeling_{family}")
-            embeddings, layer, attention = (getattr(module, name) for name in names)
+            embeddings, layer = (getattr(module, name) for name in names)
         except (ImportError, AttributeError):
             # A release without this family; or one whose layers have other names, and whose images are taken for those
             # of the configuration.
             continue
         embeddings.forward = _noting(embeddings.forward)
-        if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(layer.forward).parameters.values()):
-            layer.__call__, attention.forward = _handing(layer.__call__), _taking(attention.forward)
+        layer.forward = _beginning(layer.forward)
 
 
 def _noting(forward):
@@ -86,27 +80,16 @@ def _noting(forward):
     return embed
 
 
-def _handing(call):
-    @functools.wraps(call)
+def _beginning(forward):
+    @functools.wraps(forward)
     def of_layer(self, hidden_states, *arguments, **named):
-        attention = getattr(self, "attention", None) if hasattr(self, "attention") else getattr(self, "self_attn", None)
-        if getattr(getattr(attention, "config", None), "_attn_implementation", None) == NAME:
+        # Which part of a layer holds the configuration differs between releases.
+        config = next((part.config for part in self.modules() if hasattr(part, "config")), None)
+        if getattr(config, "_attn_implementation", None) == NAME:
             _images.begin(hidden_states)
-            named[_KEYWORD] = _images.now()
-        return call(self, hidden_states, *arguments, **named)
+        return forward(self, hidden_states, *arguments, **named)
 
     return of_layer
-
-
-def _taking(forward):
-    @functools.wraps(forward)
-    def attend(self, *arguments, **named):
-        if _KEYWORD not in named:
-            return forward(self, *arguments, **named)
-        with _images.inside(named.pop(_KEYWORD)):
-            return forward(self, *arguments, **named)
-
-    return attend
 
 
 def use(model: Any, pattern: Any, grid: tuple[int, ...] | None = None) -> Any:
