@@ -65,11 +65,15 @@ def draw(inputs, family):
 
 
 def picture(pattern, cover):
-    """float [P, P, 3]: white nothing, pale orange executed, dark blue the entries, averaged to pixels."""
+    """float [P, P, 3]: white nothing, pale orange executed, dark blue the entries, averaged to pixels.
+
+    cover: the blocks whose pairs are executed, or None.
+    """
     from matplotlib.colors import to_rgb
 
     shades = np.array([to_rgb("white"), to_rgb(EXECUTED), to_rgb(ENTRY)], np.float32)
-    levels = np.where(pattern.to_dense(), 2, _executed(cover).astype(np.int8))
+    executed = np.zeros(pattern.shape, bool) if cover is None else _executed(cover)
+    levels = np.where(pattern.to_dense(), 2, executed.astype(np.int8))
     step = [-(-size // PIXELS) for size in levels.shape]
     starts = [np.arange(0, size, by) for size, by in zip(levels.shape, step, strict=True)]
     cells = np.multiply.outer(*(np.diff([*s, n]) for s, n in zip(starts, levels.shape, strict=True)))

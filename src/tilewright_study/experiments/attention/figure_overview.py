@@ -1,0 +1,125 @@
+"""What Tilewright does: a query's keys on a photograph, the mask before and after reordering, and what it gains."""
+
+import numpy as np
+
+from tilewright.core.errors import ArtifactError
+from tilewright_study.experiments.attention import figure_pattern, table_speedup
+from tilewright_study.figures import _photograph, _style
+from tilewright_study.tables import _read, _select
+
+FAMILY = "regionvit"
+PHOTOGRAPH = "astronaut"
+# Workloads in the chart: the one that gains least over its fastest peer, the one that gains most, and between them.
+BARS = 4
+
+
+def needs(config):
+    """Graphs of the first workload of `FAMILY` in the model's order and in the headline's, blocks of the latter, and
+    what table ``speedup`` needs."""
+    models = _select.of_family(_select.drawn(config, config.figures.pattern_workloads), FAMILY)[:1]
+    orders = [order for order in ("none", _read.HEADLINE["reorder"]) if order in config.orders]
+    blocks = _select.blocks(config, models, config.figures.pattern_tiles[:1])
+    if len(orders) < 2 or not blocks:
+        return []
+    return [
+        *(f"results/graphs/{model}/{order}.npz" for model in models for order in orders),
+        *(path for path in blocks if f"/{_read.HEADLINE['reorder']}/" in path),
+        *table_speedup.needs(config),
+    ]
+
+
+def draw(inputs):
+    """Four panels side by side. Raises `ArtifactError` where a graph or the blocks are missing."""
+    from tilewright import graph
+    from tilewright.attention import blocks
+
+    patterns = [path for path in inputs if path.suffix == ".npz"]
+    by_kind = _read.by_kind(patterns, graph=graph.load, blocks=blocks.load)
+    graphs = {path.stem: pattern for path, pattern in by_kind["graph"].items()}
+    covers = list(by_kind["blocks"].values())
+    headline = _read.HEADLINE["reorder"]
+    if not {"none", headline} <= set(graphs) or len(covers) != 1:
+        raise ArtifactError(f"overview: expected graphs none and {headline} and one file of blocks, found {graphs}")
+    frame = table_speedup.table([path for path in inputs if path not in patterns])
+    drawn = _style.figure(11.6, 3.1)
+    photograph, before, after, chart = drawn.subplots(1, 4, width_ratios=(1, 1, 1, 1.35))
+    _seen(photograph, graphs["none"])
+    _mask(before, graphs["none"], None, "The mask, in the model's order")
+    _mask(after, graphs[headline], covers[0], "The same mask, reordered")
+    _bars(chart, frame)
+    return drawn
+
+
+def _seen(axes, pattern):
+    """The photograph, but for what the query in its middle does not see."""
+    from matplotlib.patches import Rectangle
+
+    from tilewright.core.images import load
+
+    if pattern.meta.get("grid") is None:
+        _style.nothing(axes, "the tokens are of no grid")
+        return
+    height, width = pattern.meta["grid"]
+    special = pattern.n_rows - height * width
+    side = max(1, 448 // max(height, width))
+    image = load(PHOTOGRAPH, (height * side, width * side))
+    # The query in the middle of those that the one in the middle of the image sees.
+    middle = pattern.row(special + height // 2 * width + width // 2) - special
+    row, column = (round(float(np.median(places))) for places in divmod(middle[middle >= 0], width))
+    query = row * width + column
+    keys = pattern.row(special + query) - special
+    seen = np.zeros(height * width, bool)
+    seen[keys[keys >= 0]] = True
+    seen = np.kron(seen.reshape(height, width), np.ones((side, side), bool))
+    axes.imshow(_photograph.picture(image, seen))
+    top, left = (side * place - 0.5 for place in divmod(query, width))
+    axes.add_patch(Rectangle((left, top), side, side, fill=False, edgecolor=_style.PAPER, linewidth=1.8))
+    _bare(axes, "What one query sees")
+
+
+def _mask(axes, pattern, cover, title):
+    extent = (0, pattern.n_cols, pattern.n_rows, 0)
+    shown = figure_pattern.picture(pattern, cover)
+    axes.imshow(shown, extent=extent, interpolation="antialiased", aspect="auto")
+    axes.set_box_aspect(1)
+    _bare(axes, title)
+    for side in axes.spines.values():
+        side.set(visible=True, color="#999999", linewidth=0.6)
+
+
+def _bare(axes, title):
+    axes.set(xticks=[], yticks=[])
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.set_title(title, fontsize=10)
+
+
+def _bars(axes, frame):
+    """How many times as fast as the fastest peer the headline plan of `BARS` workloads is."""
+    rows = frame[frame["over_peer"] > 0].sort_values("over_peer")
+    if not len(rows):
+        _style.nothing(axes, "nothing was measured")
+        return
+    places = sorted({round(place) for place in np.linspace(0, len(rows) - 1, BARS)})
+    rows = rows.iloc[places[::-1]]
+    colours = [_style.ORDER_COLOURS["window"] if ratio >= 1 else _style.PAPER for ratio in rows["over_peer"]]
+    axes.barh(range(len(rows)), rows["over_peer"], 0.62, color=colours)
+    for y, row in enumerate(rows.itertuples()):
+        text = f"{_style.ratio(row.over_peer)}  ({_us(row.plan_us)} against {_us(row.peer_us)})"
+        axes.text(max(1, row.over_peer) + 0.15, y, text, va="center", fontsize=9)
+    axes.axvline(1, color=_style.DENSE, linewidth=1)
+    names = [
+        f"{_style.FAMILY_NAMES.get(row.family, row.family)}\n{row.tokens:,.0f} tokens" for row in rows.itertuples()
+    ]
+    axes.set_yticks(range(len(rows)), names, fontsize=9)
+    axes.invert_yaxis()
+    most = rows["over_peer"].max()
+    axes.set_xlim(0, max(1, most) * 1.9)
+    axes.set_xticks([1], ["fastest other = 1"], fontsize=9, ha="left")
+    axes.spines["bottom"].set_visible(False)
+    axes.grid(False)
+    axes.set_title(f"Speed of one attention layer, {_read.devices(frame)}", fontsize=10)
+
+
+def _us(value):
+    return f"{value:,.0f} µs" if value >= 10 else f"{value:,.1f} µs"
