@@ -28,11 +28,6 @@ class Panel:
         return sum(int(cover.area[shown].sum()) for _, cover, shown in self.parts) / pairs
 
 
-def check(path: str | Path) -> None:
-    """Raise `ArtifactError` unless `path` ends in a format that can be written."""
-    style.check_suffix(path)
-
-
 def of_plan(plan):
     """Panels of a plan: the pattern as the model has it, and in plan order with the blocks of its schedule."""
     s, parts = plan.schedule, []
@@ -73,7 +68,6 @@ def draw(panels, name: str, path: str | Path) -> None:
 
         drawn = style.figure(4.2 * len(panels) + 0.3, 5.2)
         used: dict = {}
-        outlined = False
         for axes, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             colours = {tile: style.tint(style.tile_colour(tile), 0.55) for tile, _, _ in panel.parts}
             used |= colours
@@ -83,14 +77,10 @@ def draw(panels, name: str, path: str | Path) -> None:
             axes.set(xticks=[], yticks=[], xlabel="keys", ylabel="queries")
             for side in axes.spines.values():
                 side.set(visible=True, color="#999999", linewidth=0.6)
-            for _, cover, shown in panel.parts:
-                style.outline(axes, _of_shown(style.stretches(cover), cover, shown), PIXELS / max(panel.pattern.shape))
-                outlined |= bool(axes.collections)
             work = f"\nexecutes {panel.work:.1%} of all pairs" if panel.parts else "\n"
             axes.set_title(panel.title + work, fontsize=9.5)
         handles = [Patch(color=style.ENTRY, label="allowed pair")]
         handles += [Patch(color=colour, label=f"executed by {tile}, but masked") for tile, colour in used.items()]
-        handles += [Patch(facecolor="none", edgecolor=style.OUTLINE, label="block")] * outlined
         g = panels[0].pattern
         style.head(drawn, f"{name}: {g.n_rows:,} × {g.n_cols:,}, {g.entries:,} pairs, density {g.density:.3f}", handles)
         style.settle(drawn)
@@ -140,11 +130,6 @@ def _executed(cover, shown, step, shape):
         of_keys = np.bincount(keys[keys >= 0] // step[1], minlength=shape[1])
         found[begin : len(rows)] += np.multiply.outer(rows[begin:], of_keys)
     return found
-
-
-def _of_shown(boxes, cover, shown):
-    """Those of the `boxes` of a cover whose block is shown."""
-    return boxes[shown[np.searchsorted(cover.row_ptr, boxes[:, 0], side="right") - 1]]
 
 
 def natural(ordered):

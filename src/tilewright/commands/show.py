@@ -16,10 +16,10 @@ def arguments(parser) -> None:
 
 def run(what, grid: tuple[int, ...], figure, reorder, tile) -> None:
     """Print a summary, and draw where a figure is asked for."""
-    from tilewright.commands import _drawing
+    from tilewright.commands import _drawing, style
 
     if figure is not None:
-        _drawing.check(figure)
+        style.check_suffix(figure)
     if _inputs.is_plan(what):
         from tilewright.attention import plan as api
 

@@ -6,17 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tilewright.attention.blocks import tiles
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, need
 
-# Of an allowed pair of query and key, and of a block's edges.
-ENTRY, OUTLINE = "#08306B", "#C05000"
-# Median side of blocks, in pixels, from which outlines show them rather than hide the pattern.
-_LEAST_OUTLINE = 10
-
+# Of an allowed pair of query and key.
+ENTRY = "#08306B"
 # Inches that a title, a label of an axis and notes need.
 NARROWEST = 5.0
 
@@ -106,35 +101,3 @@ def head(drawn, title, handles=(), columns=None) -> None:
         if most == 1 or legend.get_window_extent().width <= drawn.bbox.width:
             break
         legend.remove()
-
-
-def stretches(cover):
-    """int [S, 4], ``(top, bottom, left, right)``: the keys of each block, consecutive ones as one stretch.
-
-    A tile of contiguous keys has one stretch for each of its runs.
-    """
-    if not cover.tile.gathered:
-        block = np.repeat(np.arange(cover.n_blocks), cover.runs)
-        edges = cover.row_ptr[block], cover.row_ptr[block + 1], cover.run_keys[:, 0], cover.run_keys.max(axis=1) + 1
-        return np.stack(edges, axis=1)
-    found = []
-    for b in range(cover.n_blocks):
-        keys = cover.run_keys[cover.run_ptr[b] : cover.run_ptr[b + 1]].reshape(-1)
-        keys = np.sort(keys[keys >= 0])
-        cuts = np.flatnonzero(np.diff(keys) > 1)
-        left, right = keys[np.r_[0, cuts + 1]] if len(keys) else keys, np.r_[keys[cuts], keys[-1:]] + 1
-        found.append(
-            np.stack([np.full(len(left), cover.row_ptr[b]), np.full(len(left), cover.row_ptr[b + 1]), left, right], 1)
-        )
-    return np.concatenate(found)
-
-
-def outline(axes, boxes, pixels) -> None:
-    """Draw the edges of `boxes`, as `stretches` has them, where they are so large that edges do not hide the mask."""
-    from matplotlib.collections import PolyCollection
-
-    top, bottom, left, right = boxes.T
-    if min(np.median(bottom - top), np.median(right - left)) * pixels < _LEAST_OUTLINE:
-        return
-    corners = np.stack([[left, top], [right, top], [right, bottom], [left, bottom]]).transpose(2, 0, 1)
-    axes.add_collection(PolyCollection(list(corners), facecolors="none", edgecolors=OUTLINE, linewidths=0.5))

@@ -6,12 +6,14 @@ picture per tile and order. The order ``none`` is the pattern as the model has i
 
 import numpy as np
 
-from tilewright.commands.style import ENTRY, OUTLINE, outline, stretches
+from tilewright.commands.style import ENTRY
 from tilewright.core.errors import ArtifactError
 from tilewright_study.figures import _style
 from tilewright_study.tables import _read, _select
 
 EXECUTED = "#FBD5A5"
+# Of a block's edges, and the median side of blocks, in pixels, from which edges show them rather than hide the pattern.
+OUTLINE, LEAST_OUTLINE = "#C05000", 10
 COLUMNS = 3
 # Side of a picture in pixels; larger patterns are averaged down, so that a lone entry stays visible as a shade.
 PIXELS = 800
@@ -115,3 +117,35 @@ def _handles():
         Patch(color=EXECUTED, label="executed, but masked"),
         Patch(facecolor="none", edgecolor=OUTLINE, label="block"),
     ]
+
+
+def stretches(cover):
+    """int [S, 4], ``(top, bottom, left, right)``: the keys of each block, consecutive ones as one stretch.
+
+    A tile of contiguous keys has one stretch for each of its runs.
+    """
+    if not cover.tile.gathered:
+        block = np.repeat(np.arange(cover.n_blocks), cover.runs)
+        edges = cover.row_ptr[block], cover.row_ptr[block + 1], cover.run_keys[:, 0], cover.run_keys.max(axis=1) + 1
+        return np.stack(edges, axis=1)
+    found = []
+    for b in range(cover.n_blocks):
+        keys = cover.run_keys[cover.run_ptr[b] : cover.run_ptr[b + 1]].reshape(-1)
+        keys = np.sort(keys[keys >= 0])
+        cuts = np.flatnonzero(np.diff(keys) > 1)
+        left, right = keys[np.r_[0, cuts + 1]] if len(keys) else keys, np.r_[keys[cuts], keys[-1:]] + 1
+        found.append(
+            np.stack([np.full(len(left), cover.row_ptr[b]), np.full(len(left), cover.row_ptr[b + 1]), left, right], 1)
+        )
+    return np.concatenate(found)
+
+
+def outline(axes, boxes, pixels) -> None:
+    """Draw the edges of `boxes`, as `stretches` has them, where they are so large that edges do not hide the mask."""
+    from matplotlib.collections import PolyCollection
+
+    top, bottom, left, right = boxes.T
+    if min(np.median(bottom - top), np.median(right - left)) * pixels < LEAST_OUTLINE:
+        return
+    corners = np.stack([[left, top], [right, top], [right, bottom], [left, bottom]]).transpose(2, 0, 1)
+    axes.add_collection(PolyCollection(list(corners), facecolors="none", edgecolors=OUTLINE, linewidths=0.5))
