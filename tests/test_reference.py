@@ -12,7 +12,6 @@ from tilewright.attention import masks
 from tilewright.attention.cpu import executor as cpu_executor
 from tilewright.attention.cpu import launch as cpu_launch
 from tilewright.attention.masks import Bias
-from tilewright.core import _internals
 from tilewright.core.errors import ArtifactError, DeviceError, PatternError
 from tilewright.devices.cpu import workers as cpu_workers
 
@@ -323,27 +322,6 @@ def test_biases_without_bound(monkeypatch, bias, split_keys, kept):
     assert_close(result, expected)
     if bias == "padding":
         assert not result[:, :, 5:20].any() and not result[:, 0, 30:40].any() and result[:, 1, 30:40].any(-1).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("bias", [None, *BIASES])
-def test_split_rows_without_the_private_operator(monkeypatch, bias, dtype):
-    monkeypatch.setattr(_internals, "attention_with_lse", _internals.plain_attention_with_lse)
-    extra = None if bias is None else BIASES[bias](80, 200).float()
-    assert_close(*run(plans.pattern(80, 200, 0.5), ["16x1"], split_keys=32, bias=extra, batch=2, dtype=dtype), dtype)
-
-
-@pytest.mark.parametrize("scale", [None, 0.0, 2.0])
-def test_the_private_operator_and_its_stand_in_agree(scale):
-    q, k, v = tokens(9, 11)
-    mask = torch.zeros(1, 1, 9, 11).masked_fill(torch.rand(9, 11) < 0.5, -torch.inf)
-    mask[..., 0] = 0
-    for found, expected in zip(
-        _internals.plain_attention_with_lse(q, k, v, attn_mask=mask, scale=scale),
-        _internals.attention_with_lse(q, k, v, attn_mask=mask, scale=scale),
-        strict=True,
-    ):
-        torch.testing.assert_close(found, expected)
 
 
 def test_strided_inputs():

@@ -34,8 +34,6 @@ def dense(
 
 def need(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Raise `Unavailable` unless `backend` takes such tokens without a mask."""
-    if _internals.SDPA_BACKENDS[backend] is None:
-        raise Unavailable(f"torch {torch.__version__} has no {backend} attention of the known name")
     able = getattr(torch.backends.cuda, f"can_use_{backend}_attention")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -68,6 +66,4 @@ def attend(
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, longest: int) -> torch.Tensor:
     """FlashAttention-2 of packed images [T, H, D], each within itself. starts: int32 [B + 1], cumulative lengths;
     longest: a bound of them."""
-    if _internals.packed_flash is None:
-        raise Unavailable(f"torch {torch.__version__} has no variable-length attention of the known name")
     return _internals.packed_flash(q, k, v, starts, starts, longest, longest, 0.0, False, False)[0]
