@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tilewright.slices.layout import Layout, SliceLists, make_layout
     from tilewright.slices.making import from_indices, from_mask, from_mask_mod, unpack
     from tilewright.slices.prediction import predict
-    from tilewright.slices.remainder import rest
     from tilewright.slices.steps import Steps
 
 # Loaded when asked for: Snakemake imports `predictors`, and must not load torch.
@@ -22,7 +21,7 @@ _LATER = {
     **dict.fromkeys(("attend", "dense", "merge", "recall"), "attention"),
     **dict.fromkeys(("Layout", "SliceLists", "make_layout"), "layout"),
     **dict.fromkeys(("from_indices", "from_mask", "from_mask_mod", "unpack"), "making"),
-    **{"predict": "prediction", "rest": "remainder", "Steps": "steps"},
+    **{"predict": "prediction", "Steps": "steps"},
 }
 
 __all__ = [
@@ -38,7 +37,6 @@ __all__ = [
     "merge",
     "predict",
     "recall",
-    "rest",
     "unpack",
 ]
 
