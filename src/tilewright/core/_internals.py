@@ -6,7 +6,6 @@ CUDA, or off Linux. Import this module only where torch is loaded already.
 
 import ctypes
 import logging
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,13 +156,13 @@ def missing_compiler() -> str | None:
 KNOWN_TRITON = ("3.6", "3.7")
 
 
-def triton_launcher(compiled: Any, grid: tuple[int, ...], stream: int, memory: Any = None) -> Any:
+def triton_launcher(compiled: Any, grid: tuple[int, ...], stream: int) -> Any:
     """``(launch, head, in_tuple)``: the C launcher of a compiled kernel, what it takes before the kernel's arguments,
     and whether it takes those as one tuple.
 
     None where the launcher is not known, or `compiled` is None, as under the interpreter: such kernels are launched
-    through Triton, which takes 10 µs longer. So are those that ask for scratch memory, unless ``memory(bytes)`` gives
-    it, a tensor that is then held. grid: programs in each of three dimensions.
+    through Triton, which takes 10 µs longer. So are those that ask for scratch memory. grid: programs in each of three
+    dimensions.
     """
     if compiled is None:
         return None
@@ -176,22 +175,20 @@ def triton_launcher(compiled: Any, grid: tuple[int, ...], stream: int, memory: A
         _LOG.warning("triton %s: direct launches are known for %s; calls take longer", release, known)
         return None
     try:
-        return _triton_launcher(compiled, (*grid, stream), memory, in_tuple=release != "3.6")
+        return _triton_launcher(compiled, (*grid, stream), in_tuple=release != "3.6")
     except AttributeError as missing:
         _LOG.warning("triton %s: %s; calls take longer", triton.__version__, missing)
         return None
 
 
-def _triton_launcher(compiled, place, memory, in_tuple):
-    run, metadata, scratch = compiled.run, compiled.packed_metadata, None
-    if run.profile_scratch_size or (run.global_scratch_size and memory is None):
+def _triton_launcher(compiled, place, in_tuple):
+    run, metadata = compiled.run, compiled.packed_metadata
+    if run.profile_scratch_size or run.global_scratch_size:
         return None
-    if run.global_scratch_size:
-        scratch = memory(run.global_scratch_size * run.num_ctas * math.prod(place[:3]))
     head = (*place, compiled.function, run.launch_cooperative_grid, run.launch_pdl)
-    # What is None: the memory of profilers, the metadata for the hooks, and the hooks.
+    # What is None: scratch memory, that of profilers, the metadata for the hooks, and the hooks.
     if in_tuple:
-        head = (*head, metadata, None, None, None, scratch, None, run.arg_annotations, run.kernel_signature)
+        head = (*head, metadata, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
     else:
-        head = (*head, scratch, None, metadata, None, None, None)
+        head = (*head, None, None, metadata, None, None, None)
     return run.launch, head, in_tuple

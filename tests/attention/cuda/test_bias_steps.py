@@ -308,7 +308,7 @@ def test_streams_fork_and_join_around_launches_side_by_side(monkeypatch):
     on = iter((5, 6))
     monkeypatch.setattr(taken, "_stream", lambda: next(on))
     compiled = SimpleNamespace(launch=lambda stream, *_: said.append(stream))
-    monkeypatch.setattr(_internals, "triton_launcher", lambda made, grid, stream, _: (made.launch, (stream,), False))
+    monkeypatch.setattr(_internals, "triton_launcher", lambda made, grid, stream: (made.launch, (stream,), False))
     with taken.running():
         streams.fork()
         for _ in range(2):

@@ -60,53 +60,16 @@ def test_candidates_fit_the_device(rows, keys, head_dim, dtype, shared_bytes):
     assert 1 <= len(set(found)) == len(found)
     assert found[0] == config.for_tile(tile, head_dim, DTYPES[dtype], room)
     row_bytes = sum(config.HEAD_DIMS[head_dim]) * DTYPES[dtype].itemsize
-    by_warps = [form for form in found if form.loads == "warps"]
-    for form in by_warps:
-        assert rows in (64, 128) and dtype != "float32" and form.step_keys % tile.run == 0
-        assert (2 * form.num_stages * form.step_keys + rows) * row_bytes <= shared_bytes
-        # Four warps that gather, and four for each 64 rows.
-        assert form.num_warps == 4 and 128 * (1 + rows // 64) * form.maxnreg <= room.registers
-    found = [form for form in found if form.loads != "warps"]
-    assert len(found) <= (10 if tile.gathered else 28)
+    assert len(found) <= 10
     for form in found:
         assert form.step_keys % tile.run == 0 and form.num_warps in (1, 2, 4, 8)
-        if replace(form, loads="gather") != found[0]:
+        if form != found[0]:
             assert (2 * form.num_stages * form.step_keys + rows) * row_bytes <= shared_bytes
         if form.maxnreg is not None:
             assert form.maxnreg % 8 in (0, 7) and 32 * form.num_warps * form.maxnreg <= room.registers
         # One choice differs from the default; registers of a thread follow the number of its threads.
-        differing = {name for name, value in asdict(form).items() if value != asdict(found[0])[name]} - {"loads"}
+        differing = {name for name, value in asdict(form).items() if value != asdict(found[0])[name]}
         assert len(differing) <= 1 or differing <= {"num_warps", "maxnreg"}
-        assert form.loads == "gather" or (form.step_keys == tile.keys and not tile.gathered)
-        assert form.loads != "tma" or (dtype != "float32" and config.HEAD_DIMS[head_dim][1] == 0)
-
-
-def test_blocks_of_keys_are_gathered_or_loaded_whole():
-    def loads(name, **changes):
-        room = replace(config.ANY_ROOM, **changes)
-        found = config.candidates(tiles.parse(name), 64, torch.bfloat16, room)
-        assert found[0].loads == "gather", "the default"
-        return {(form.loads, form.step_keys) for form in found if form.loads != "warps"}
-
-    assert loads("128x1") == {("gather", 32), ("gather", 64), ("gather", 128)}
-    blocks = {("gather", 64), ("gather", 128), ("block", 64), ("tma", 64)}
-    assert loads("128x64") == blocks and loads("128x64", capability=(8, 0)) == blocks - {("tma", 64)}
-    assert {("block", 128), ("tma", 128)} <= loads("128x128")
-    default, *others = config.candidates(tiles.parse("128x64"), 64, torch.bfloat16, config.ANY_ROOM)
-    # The few that slow compilers try.
-    assert others[:2] == [replace(default, loads="block"), replace(default, loads="tma")]
-
-
-def test_warps_that_gather_are_tried_on_hopper_alone():
-    def keys(name, head_dim=64, dtype=torch.bfloat16, capability=(9, 0)):
-        room = replace(config.ANY_ROOM, capability=capability)
-        found = config.candidates(tiles.parse(name), head_dim, dtype, room)
-        assert found[0].loads == "gather", "the default"
-        return {form.step_keys for form in found if form.loads == "warps"}
-
-    assert keys("64x1") == keys("128x1") == keys("128x1", 128) == {64, 128} and keys("128x128") == {128}
-    others = keys("64x1", capability=(8, 0)), keys("64x1", capability=(10, 0)), keys("32x1"), keys("64x1", 48)
-    assert not any((*others, keys("64x1", dtype=torch.float32)))
 
 
 def test_less_shared_memory_has_fewer_stages():
@@ -122,14 +85,10 @@ def test_fewer_registers_leave_fewer_to_a_thread():
     assert (one.maxnreg, half.maxnreg) == (128, 64)
 
 
-@pytest.mark.parametrize(
-    "change", [{"step_keys": 0}, {"warps": 4}, {"num_warps": None}, {"num_stages": "2"}, {"loads": "rows"}], ids=str
-)
+@pytest.mark.parametrize("change", [{"step_keys": 0}, {"warps": 4}, {"num_warps": None}, {"num_stages": "2"}], ids=str)
 def test_a_form_that_is_none_is_refused(change):
     stated = {**asdict(config.KernelConfig()), **change}
-    with pytest.raises(
-        ArtifactError, match=r"form of a kernel: expected loads(, and above zero maxnreg| to be one of)"
-    ):
+    with pytest.raises(ArtifactError, match="form of a kernel: expected above zero maxnreg"):
         config.read(stated)
 
 
@@ -145,9 +104,7 @@ class MadeUp:
 
     def __init__(self, tile, head_dim, dtype, form):
         self.form, self.dtype = form, getattr(torch, dtype)
-        self.setup = Setup(
-            tile.rows, form.step_keys, head_dim, dtype, 8, 1 << 23, blocks=form.loads in ("block", "tma")
-        )
+        self.setup = Setup(tile.rows, form.step_keys, head_dim, dtype, 8, 1 << 23)
         type(self).made += 1
         if form in self.fails:
             raise self.fails[form]
@@ -381,7 +338,7 @@ def test_each_form_is_calibrated(gpu, monkeypatch):
 
     monkeypatch.setattr(calibration, "compile_ahead", lambda jobs, *kind: compiled.extend(jobs))
     monkeypatch.setattr(calibration, "measure", measure)
-    monkeypatch.setattr(calibration, "asdict", lambda made: vars(made) if not hasattr(made, "loads") else asdict(made))
+    monkeypatch.setattr(calibration, "asdict", lambda made: asdict(made) if hasattr(made, "num_warps") else vars(made))
     calibrations = calibration.of([TILE], 64, "bfloat16")["64x1"]
     assert measured == list(found) and compiled == [(TILE, form) for form in found]
     assert [each.made_for["step_keys"] for each in calibrations] == [form.step_keys for form in found]
@@ -422,14 +379,11 @@ def test_the_kernel_that_is_checked_is_the_one_that_is_timed(rows, keys):
     tile = tiles.Tile(rows, keys)
     for form in config.candidates(tile, 64, torch.bfloat16, config.ANY_ROOM):
         _, checked = form_search._small(tile, form.step_keys)
-        blocks = form.loads in ("block", "tma")
-        setup = Setup(rows, form.step_keys, 64, "bfloat16", 8, 1 << 23, blocks)
+        setup = Setup(rows, form.step_keys, 64, "bfloat16", 8, 1 << 23)
         timed = [setup.work(point)[0] for point in form_search.points(setup)]
         for lists in (checked, setup.compiled(16, False), *timed):
             assert (lists.full, lists.partial, lists.rank, len(lists.parts)) == (True, True, 16, 0)
             assert (lists.rows, lists.step_keys) == (rows, form.step_keys)
-            if blocks:
-                assert cuda_executor._one_by_one(lists, np.arange(form_search.TOKENS))
         steps, full = checked.items[:, [Item.STEPS, Item.FULL_STEPS]].T
         assert (full > 0).any() and (steps > full).any()
 

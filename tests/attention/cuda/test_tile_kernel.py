@@ -1,7 +1,6 @@
 """The GPU's kernel against the oracle: on a GPU where there is one, else under Triton's interpreter."""
 
 import mmap
-from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -76,70 +75,6 @@ def test_split_rows_are_merged(n_global, head_dim):
 
 def test_ordered_batches():
     check(plans.pattern(70, 70), ["16x1", "16x16"], batch=3, ordered=True, split_keys=32)
-
-
-def blocks_of_keys(dense, names, loads, *, head_dim=32, batch=1, dtype=torch.float16, step_keys=64, **options):
-    """As `check`, in a form that loads keys as `loads` says, beside memory that is NaN; returns how they are loaded."""
-    form = asdict(config.KernelConfig(step_keys=step_keys, loads=loads))
-
-    def prepare(schedule, cover, **given):
-        return cuda_executor.prepare(replace(schedule, forms=(form,) * len(cover)), cover, **given)
-
-    def beside(x):
-        memory = torch.full((*x.shape[:2], x.shape[2] + 200, head_dim), torch.nan, dtype=x.dtype, device=x.device)
-        memory[:, :, : x.shape[2]] = x
-        return memory[:, :, : x.shape[2]]
-
-    qkv = tokens(*dense.shape, head_dim, batch, dtype)
-    call, inputs, expected = plans.prepared(prepare, dense, names, qkv, region_rows=64, device=DEVICE, **options)
-    inputs = [beside(x) for x in inputs]
-    for _ in range(2):
-        assert reference.relative_error(call(*inputs).cpu(), expected) <= reference.TOLERANCE[dtype]
-    return {launch.loads(*inputs) for launch in call.launches}
-
-
-@pytest.mark.parametrize("loads", ["block", "tma"])
-@pytest.mark.parametrize("n_keys", [128, 150], ids=lambda n: f"N{n}")
-def test_keys_that_follow_one_another_are_loaded_as_blocks(loads, n_keys):
-    dense = plans.pattern(80, n_keys, 0.9, n_global=60)
-    assert blocks_of_keys(dense, ["64x64", "16x64"], loads, ordered=True, split_keys=64) == {loads}
-
-
-@pytest.mark.parametrize("loads", ["block", "tma"])
-def test_tokens_out_of_order_are_gathered(loads):
-    assert blocks_of_keys(plans.pattern(50, 80, 0.9), ["64x64"], loads) == {"gather"}
-
-
-def test_steps_of_several_runs_are_gathered():
-    dense = plans.pattern(50, 130, 0.5)
-    dense[:, 32:64] = False
-    assert blocks_of_keys(dense, ["64x32"], "block", ordered=True) == {"gather"}
-
-
-@pytest.mark.parametrize("loads", ["block", "tma"])
-def test_blocks_of_keys_with_a_bias(loads):
-    bias = torch.randn(H, 50, 80, generator=torch.Generator().manual_seed(1))
-    assert blocks_of_keys(plans.pattern(50, 80, 0.9), ["64x64"], loads, ordered=True, bias=bias) == {loads}
-
-
-@pytest.mark.parametrize("head_dim", [8, 40, 48])
-def test_blocks_of_keys_in_head_dims(head_dim):
-    dense = plans.pattern(50, 80, 0.9)
-    assert blocks_of_keys(dense, ["64x64"], "block", head_dim=head_dim, ordered=True) == {"block"}
-
-
-def test_descriptors_need_aligned_addresses():
-    """Of rows of 40 bytes they describe none: such tensors are loaded as blocks all the same."""
-    dense, form = plans.pattern(50, 80, 0.9), asdict(config.KernelConfig(loads="tma"))
-    qkv = [torch.randn(1, n, H, 20, device=DEVICE).half()[..., 2:18].transpose(1, 2) for n in (50, 80, 80)]
-
-    def prepare(schedule, cover, **given):
-        return cuda_executor.prepare(replace(schedule, forms=(form,)), cover, **given)
-
-    call, inputs, expected = plans.prepared(prepare, dense, ["64x64"], qkv, device=DEVICE, ordered=True)
-    inputs = [torch.nn.functional.pad(x, (2, 2))[..., 2:18] for x in inputs]
-    assert [launch.loads(*inputs) for launch in call.launches] == ["block"] * len(call.launches)
-    assert reference.relative_error(call(*inputs).cpu(), expected) <= reference.TOLERANCE[torch.float16]
 
 
 @pytest.mark.parametrize("scale", [1.0, 0, -0.5])

@@ -1,6 +1,5 @@
 """The launch path without a GPU: what would reach Triton's C launcher, and which calls reach it."""
 
-from contextvars import copy_context
 from threading import Barrier, Thread
 from types import SimpleNamespace
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 import triton
 from triton.backends.nvidia.driver import CudaLauncher
-from triton.runtime import _allocation
 from triton.runtime.errors import OutOfResources
 
 from helpers import plans
@@ -73,37 +71,12 @@ def test_every_known_release_gets_its_own_arguments(monkeypatch, launched, relea
 
 def test_other_launchers_are_not_called(monkeypatch, launched, caplog):
     assert cuda_launcher.direct(None, GRID, 9, ()) is None
-    assert cuda_launcher.direct(compiled(launched, global_scratch_size=8), GRID, 9, ()) is None
+    for asked in ("global_scratch_size", "profile_scratch_size"):
+        assert cuda_launcher.direct(compiled(launched, **{asked: 8}), GRID, 9, ()) is None
     assert not caplog.records
     monkeypatch.setattr(triton, "__version__", "3.8.0")
     assert cuda_launcher.direct(compiled(launched), GRID, 9, ()) is None
     assert "triton 3.8: direct launches are known for 3.6, 3.7" in caplog.text
-
-
-@pytest.mark.parametrize(("release", "place"), [("3.6.0", 7), ("3.7.1", 11)])
-def test_a_kernel_that_asks_for_memory_gets_its_own(monkeypatch, launched, release, place):
-    monkeypatch.setattr(triton, "__version__", release)
-    kernel = compiled(launched, global_scratch_size=8, num_ctas=2)
-    for _ in range(2):
-        cuda_launcher.direct(kernel, GRID, 9, (32,), torch.device("cpu"))(1, 2, 3, 4)
-    one, two = (arguments[place] for arguments in launched)
-    assert one.numel() == 8 * 2 * 5 * 3 and one.data_ptr() != two.data_ptr()
-    assert cuda_launcher.direct(compiled(launched, profile_scratch_size=8), GRID, 9, (), torch.device("cpu")) is None
-
-
-def test_a_launch_that_asks_for_memory_leaves_the_callers_allocator():
-    def kernel():
-        return _allocation._allocator.get()(64, 16, None)
-
-    def own(size, alignment, stream):
-        raise AssertionError
-
-    def run():
-        triton.set_allocator(own)
-        assert cuda_launcher.with_scratch(kernel, torch.device("cpu")).numel() == 64
-        return _allocation._allocator.get()
-
-    assert copy_context().run(run) is own
 
 
 def test_a_cpu_has_no_streams():

@@ -467,9 +467,9 @@ class _Launch:
         scalars, held = (*sizes, *constants.values()), tuple(x.data_ptr() for x in memory)
         grid, stream, taken, given = self._grid(tensors[0]), self._stream(), self.taken, self._given()
         if not given:
-            launch = launcher.direct(compiled, grid, stream, (*held, *scalars), tensors[0].device)
+            launch = launcher.direct(compiled, grid, stream, (*held, *scalars))
             return launch and (lambda *addresses: launch(*(addresses[i] for i in taken)))
-        launch = launcher.direct(compiled, grid, stream, scalars, tensors[0].device)
+        launch = launcher.direct(compiled, grid, stream, scalars)
 
         def call(*addresses):
             now = list(held)

@@ -44,9 +44,9 @@ CODE = tuple(
     for name in (
         "core.timing",
         *(f"attention.cuda.{name}" for name in ("calibration", "config", "cost_model", "executor")),
-        *(f"attention.cuda.{name}" for name in ("tile_kernel", "tile_lists", "tile_warp_kernel")),
+        *(f"attention.cuda.{name}" for name in ("tile_kernel", "tile_lists")),
         *(f"attention.cuda.cost.{name}" for name in ("calibration_fit", "calibration_points", "record")),
-        *(f"devices.cuda.{name}" for name in ("online_softmax", "warps")),
+        "devices.cuda.online_softmax",
     )
 )
 # Seconds for one timing, and the relative standard error at which it stops.
@@ -56,7 +56,7 @@ MOST_SPREAD = 0.05
 # Seconds for a process that compiles.
 COMPILE_S = 120
 # What the form of a calibration may leave out.
-_FORM = dict.fromkeys(("step_keys", "num_stages", "num_warps", "maxnreg", "loads"))
+_FORM = dict.fromkeys(("step_keys", "num_stages", "num_warps", "maxnreg"))
 
 _LOG = logging.getLogger(__name__)
 # By path, what this process has read or measured.
@@ -108,7 +108,7 @@ def summary(calibration) -> dict:
     steps = {each.rank: f"{each.steady_us[2]:.2f}" for each in calibration.kernels}
     return {
         "rows": str(calibration.rows),
-        "form": "{step_keys}-{num_stages}-{num_warps}-{maxnreg}-{loads}".format_map(_FORM | calibration.made_for),
+        "form": "{step_keys}-{num_stages}-{num_warps}-{maxnreg}".format_map(_FORM | calibration.made_for),
         "registers": f"{kernel.registers:.0f}",
         "resident": str(kernel.resident),
         "full step (us)": f"{kernel.steady_us[1]:.2f}",
@@ -167,8 +167,7 @@ class Gpu:
         sizes = {name: self.facts[name] for name in ("multiprocessors", "l2_bytes")}
         form = self.form or forms.of(self.tile, self.head_dim, self.dtype)
         dtype = str(self.dtype).removeprefix("torch.")
-        blocks = form.loads in (config.BLOCK, config.TMA)
-        return Setup(self.tile.rows, form.step_keys, self.head_dim, dtype, **sizes, blocks=blocks)
+        return Setup(self.tile.rows, form.step_keys, self.head_dim, dtype, **sizes)
 
     def resources(self, lists):
         """What a program takes of a multiprocessor, see `probe.resources`. The kernel is compiled for it."""

@@ -1,6 +1,6 @@
 """How the attention kernels are compiled: how a head dim is loaded, and what suits a tile or a packed batch."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from tilewright.core.errors import ArtifactError, PatternError, TileError
@@ -16,19 +16,6 @@ HEAD_DIMS = {d: min((pair for pair in _POWERS if sum(pair) >= d), key=sum) for d
 # Of the shared memory that a program may ask for, what its stages of keys and values and its queries may take: the rest
 # is for factors of masks and for what the compiler adds.
 _SHARED_SHARE = 8 / 9
-# How the keys and values of a step are loaded. gather: each by its index. warps: so, too, by warps that do nothing else
-# (`tile_warp_kernel`). Where those of each step follow one another: block, by the address of the first; tma, by a
-# tensor descriptor, for Hopper's copy engine.
-LOADS = GATHER, BLOCK, TMA, WARPS = "gather", "block", "tma", "warps"
-# Compute capability of that engine, and the one that those warps are for.
-TMA_CAPABILITY = WARPS_CAPABILITY = 9, 0
-# What they are tried with: rows of a tile, then keys a step, stages, and programs that a multiprocessor's registers are
-# shared out to. One program has four warps that gather, and four for each 64 rows.
-WARPS_GRID = {
-    64: ((64, 3, 2), (64, 3, 3), (128, 3, 2), (64, 2, 3), (64, 4, 2), (128, 2, 2), (64, 2, 2)),
-    128: ((128, 3, 1), (64, 3, 1), (64, 4, 1), (128, 2, 1)),
-}
-WARPS_HEAD_DIMS = 32, 64, 128
 # The values that each choice of a form is tried with. programs: of 64 queries that a multiprocessor's registers are
 # shared out to, which limits those of a thread; None for the compiler's choice. warps: rows of each.
 GRID = {"step_keys": (64, 32, 128), "num_stages": (2, 3, 4), "programs": (4, 5, None), "warp_rows": (16, 32, 8)}
@@ -37,18 +24,14 @@ WIDE_GRID = {"step_keys": (16, 32), "num_stages": (1, 2), "programs": (None,), "
 # In 16 bits, most registers of a thread of packed attention, where a program has 64 queries or more, by the columns
 # that are loaded.
 _MAXNREG, _MAXNREG_ROWS = {16: 96, 32: 96, 64: 128}, 64
-# Of the factors of a mask; and bytes for barriers, sums across warps and the system's own.
-_MOST_RANK, _REST = 32, 2048
 
 
 @dataclass(frozen=True)
 class Room:
-    """What forms have to fit. shared_bytes: most of a program; registers: of a multiprocessor; capability: major and
-    minor (`facts.describe`)."""
+    """What forms have to fit. shared_bytes: most of a program; registers: of a multiprocessor (`facts.describe`)."""
 
     shared_bytes: int
     registers: int
-    capability: tuple[int, int] = TMA_CAPABILITY
 
 
 # Where there is no GPU, as under Triton's interpreter: the limits of compute capability 9.0.
@@ -61,8 +44,7 @@ class KernelConfig:
 
     step_keys: keys a step (BLOCK_N). num_stages: of the pipeline that loads them. num_warps: of a program. maxnreg:
     most registers of a thread, None for the compiler's choice. trim: in packed batches, what the keys of an image are
-    rounded up to, at most step_keys. loads: of `LOADS`; where the keys of some step do not follow one another, as where
-    tokens do not stand in a plan's order, a kernel gathers them all the same.
+    rounded up to, at most step_keys.
     """
 
     step_keys: int = 64
@@ -70,18 +52,15 @@ class KernelConfig:
     num_warps: int = 4
     maxnreg: int | None = None
     trim: int = 32
-    loads: str = GATHER
 
 
 def read(stated) -> KernelConfig:
     """The `KernelConfig` that a file states as a dict. Raises `ArtifactError`."""
-    numbers = {field.name for field in fields(KernelConfig)} - {"loads"}
-    given = [value for name, value in stated.items() if name != "loads" and (name, value) != ("maxnreg", None)]
-    if stated.keys() != numbers | {"loads"} or not all(isinstance(value, int) and value >= 1 for value in given):
+    numbers = {field.name for field in fields(KernelConfig)}
+    given = [value for name, value in stated.items() if (name, value) != ("maxnreg", None)]
+    if stated.keys() != numbers or not all(isinstance(value, int) and value >= 1 for value in given):
         known = ", ".join(sorted(numbers))
-        raise ArtifactError(f"the form of a kernel: expected loads, and above zero {known}, found {stated}")
-    if stated["loads"] not in LOADS:
-        raise ArtifactError(f"the form of a kernel: expected loads to be one of {', '.join(LOADS)}, found {stated}")
+        raise ArtifactError(f"the form of a kernel: expected above zero {known}, found {stated}")
     return KernelConfig(**stated)
 
 
@@ -95,8 +74,7 @@ def for_tile(tile, head_dim, dtype, room=ANY_ROOM):
 
 def candidates(tile, head_dim: int, dtype: "torch.dtype", room):
     """Forms of a tile's kernel that fit `room`, distinct, a tuple: first the default, then those that differ from it in
-    one choice of the grid. Of a tile whose keys come in blocks, each of these also with each of `LOADS` where a step is
-    one block. For Hopper, those of `WARPS_GRID`.
+    one choice of the grid.
 
     The default is what the grid begins with, but for hints: 128 keys a step at 48 columns, and registers shared out to
     5 programs up to 32 columns, to 4 at 64 and as the compiler likes beyond, for tiles of 64 rows or more in 16 bits.
@@ -124,48 +102,7 @@ def candidates(tile, head_dim: int, dtype: "torch.dtype", room):
         first["num_stages"] = 1
     others = [first | {name: value} for name, values in grid.items() for value in values]
     chosen = [first, *(choice for choice in others if choice["step_keys"] >= tile.run and fits(choice))]
-    found = [_form(tile.rows, room, **choice) for choice in chosen]
-    by_block = [replace(form, loads=loads) for form in found for loads in (BLOCK, TMA)]
-    more = [form for form in by_block if _loads_blocks(form, tile, head_dim, dtype, room)]
-    of_first = [form for form in more if replace(form, loads=GATHER) == found[0]]
-    return tuple(dict.fromkeys([found[0], *of_first, *_by_warps(tile, head_dim, dtype, room), *found, *more]))
-
-
-def runs_by_warps(rows: "np.ndarray", head_dim: int, dtype: "torch.dtype", capability):
-    """Whether `tile_warp_kernel` runs tiles of so many rows on a GPU of this compute capability."""
-    return (
-        (dtype.itemsize == 2 and capability == WARPS_CAPABILITY) and rows in WARPS_GRID and head_dim in WARPS_HEAD_DIMS
-    )
-
-
-def _by_warps(tile, head_dim, dtype, room):
-    """Forms of `WARPS_GRID` that fit: so many programs at a time, and one with factors of a mask in each stage."""
-    if not runs_by_warps(tile.rows, head_dim, dtype, room.capability):
-        return
-    for step_keys, num_stages, programs in WARPS_GRID[tile.rows]:
-        taken = (2 * num_stages * step_keys + tile.rows) * head_dim * dtype.itemsize
-        masks = (num_stages * step_keys + tile.rows) * _MOST_RANK * dtype.itemsize
-        fits = max(programs * (taken + _REST), taken + masks + _REST) <= room.shared_bytes
-        if fits and step_keys % tile.run == 0:
-            most = room.registers // (programs * 32 * 4 * (1 + tile.rows // 64)) // 8 * 8
-            yield KernelConfig(step_keys, num_stages, maxnreg=min(248, most), loads=WARPS)
-
-
-def gathering(form, tile, head_dim: int, dtype: "torch.dtype"):
-    """The form of the plain kernel, of as many keys a step, for launches that a form by warps does not hold for."""
-    found = replace(for_tile(tile, head_dim, dtype), step_keys=form.step_keys)
-    # A step's keys, values and, of launches with a bias, tile of it.
-    stage = form.step_keys * (2 * sum(HEAD_DIMS[head_dim]) * dtype.itemsize + 4 * tile.rows)
-    return replace(found, num_stages=1) if found.num_stages * stage > ANY_ROOM.shared_bytes / 2 else found
-
-
-def _loads_blocks(form, tile, head_dim, dtype, room):
-    """Whether a form that does not gather can run `tile`: a step is one block, and a descriptor describes it."""
-    if tile.gathered or form.step_keys != tile.run:
-        return False
-    # A row of a block is one box of a descriptor, 16 bits a value for the tensor cores to take it from shared memory.
-    described = HEAD_DIMS[head_dim][1] == 0 and dtype.itemsize == 2 and room.capability >= TMA_CAPABILITY
-    return form.loads != TMA or described
+    return tuple(dict.fromkeys(_form(tile.rows, room, **choice) for choice in chosen))
 
 
 def _form(rows, room, step_keys, num_stages, programs, warp_rows):

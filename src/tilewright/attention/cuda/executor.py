@@ -172,14 +172,6 @@ class Launch:
         self._config = form or forms.of(tile, common.head_dim, common.dtype)
         self._d0, self._d1 = config.HEAD_DIMS[common.head_dim]
         rows, keys = common.taken
-        self._n_keys, self._loads = len(keys), self._config.loads
-        if self._loads == config.WARPS:
-            self._gathering = config.gathering(self._config, tile, common.head_dim, common.dtype)
-            masks_fit = not lists.partial or lists.rank > 0
-            holds = sign == 1 and masks_fit and _runs_by_warps(lists, common, device)
-        else:
-            self._gathering, holds = self._config, _one_by_one(lists, keys)
-        self._loads = self._loads if holds else config.GATHER
         # Where values of a bias stand in its tiles, and the tiles of those that it was planned with, once asked for.
         self._common, self._scale = common, scale
         self._places: Any = None
@@ -188,13 +180,13 @@ class Launch:
         positions = (_to(device, x.astype(np.int32)) for x in (rows, keys[lists.keys]))
         # In the kernel's order; tiles of a bias are of each call.
         self._held = (_to(device, lists.items), *positions, left, right, _part_records(device, lists))
-        # In the kernel's order, but for NUM_STAGES, LOADS and WIDE.
+        # In the kernel's order, but for WIDE.
         self._constants = {
             "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
             "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": heads, "FULL": lists.full,
             "PARTIAL": lists.partial, "SPLIT": len(lists.parts) > 0,
             "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": sign,
-            "ACROSS": 0 if common.units is None else common.units.step,
+            "ACROSS": 0 if common.units is None else common.units.step, "NUM_STAGES": self._config.num_stages,
         }  # fmt: skip
         # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
         self._stream = launcher.current_stream(left.device)
@@ -260,21 +252,10 @@ class Launch:
         memory, sizes, constants = self._arguments(q, k, v, out)
         if self.tiled:
             memory = _with_tiles(memory, self.own_tiles() if tiles is None else tiles)
-        loads = self.loads(q, k, v)
-        if loads == config.WARPS:
-            from tilewright.attention.cuda import tile_warp_kernel
-
-            kernel, form = tile_warp_kernel.tilewright_tile_attention_by_warps, self._config
-        else:
-            kernel, form = tile_kernel.tilewright_tile_attention, self._gathering
-        options, grid = {"num_warps": form.num_warps, "maxnreg": form.maxnreg}, self._grid(q)
-
-        def launch():
-            return kernel[grid](q, k, v, out, *memory, *sizes, **constants, **options)
-
+        options, grid = {"num_warps": self._config.num_warps, "maxnreg": self._config.maxnreg}, self._grid(q)
+        kernel = tile_kernel.tilewright_tile_attention[grid]
         try:
-            # Descriptors are written to memory that Triton asks for.
-            compiled = launcher.with_scratch(launch, q.device) if loads == config.TMA else launch()
+            compiled = kernel(q, k, v, out, *memory, *sizes, **constants, **options)
         except OutOfResources as error:
             raise DeviceError(
                 f"tile {self._tile.name}: expected to need at most {error.limit} of this device's {error.name}, found "
@@ -291,8 +272,8 @@ class Launch:
         # Those of tiles are of each call.
         addresses = [0 if x is None else x.data_ptr() for x in memory]
         if not self.tiled:
-            return launcher.direct(compiled, grid, stream, (*addresses, *scalars), q.device)
-        launch = launcher.direct(compiled, grid, stream, scalars, q.device)
+            return launcher.direct(compiled, grid, stream, (*addresses, *scalars))
+        launch = launcher.direct(compiled, grid, stream, scalars)
         before, after = addresses[:RIGHT], addresses[RIGHT + 1 :]
         return launch and (lambda *given: launch(*given[:4], *before, given[4 + number], *after))
 
@@ -311,29 +292,8 @@ class Launch:
         strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
         wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
         memory = [x if x is None else launcher.lasting(x) for x in (*self._held, *self._parts(batch))]
-        sizes = (*strides, len(self.lists.items), self._lanes(batch))
-        if (loads := self.loads(q, k, v)) == config.WARPS:
-            from tilewright.attention.cuda import tile_warp_kernel
-
-            named = self._constants | {"NUM_STAGES": self._config.num_stages, "MAXNREG": self._config.maxnreg}
-            constants = {name: named[name] for name in tile_warp_kernel.CONSTANTS}
-            constants |= {"WIDE": wide, "ACROSS": self._constants["ACROSS"]}
-            return memory, (*sizes, self._scale_log2), constants
-        constants = self._constants | {"NUM_STAGES": self._gathering.num_stages, "LOADS": loads, "WIDE": wide}
-        constants["ACROSS"] = constants.pop("ACROSS")
-        return memory, (*sizes, self._n_keys, self._scale_log2), constants
-
-    def loads(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-        """How the keys and values of a step are loaded for these tensors, of `config.LOADS`."""
-        if self._loads == config.WARPS:
-            # Copies of 16 bytes need that Triton knows of their alignment: it does of multiples of 16.
-            known = all(not x.data_ptr() % 16 and not any(s % 16 for s in x.stride()[:3]) for x in (q, k, v))
-            return config.WARPS if known else config.GATHER
-        # A descriptor needs addresses in multiples of 16 bytes, and has one block of columns.
-        described = self._d1 == 0 and all(
-            x.data_ptr() % 16 == 0 and all(stride * x.itemsize % 16 == 0 for stride in x.stride()[:3]) for x in (k, v)
-        )
-        return config.BLOCK if self._loads == config.TMA and not described else self._loads
+        sizes = (*strides, len(self.lists.items), self._lanes(batch), self._scale_log2)
+        return memory, sizes, self._constants | {"WIDE": wide}
 
     def _parts(self, batch):
         """``(accumulators, statistics, counters)`` of the parts for a batch or a larger one, each stream its own."""
@@ -357,21 +317,6 @@ class Launch:
 
 def _with_tiles(memory, tiles):
     return (*memory[:RIGHT], tiles, *memory[RIGHT + 1 :])
-
-
-def _runs_by_warps(lists, common, device):
-    """Whether `tile_warp_kernel` runs here."""
-    device = torch.device(device)
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    return config.runs_by_warps(lists.rows, common.head_dim, common.dtype, capability)
-
-
-def _one_by_one(lists, keys):
-    """Whether the keys of each step follow one another in memory, but for those that stand for none. keys: int [N_k],
-    the position of each."""
-    first = lists.keys[:, :1]
-    follow = (lists.keys == first + np.arange(lists.step_keys)) | (lists.keys == first)
-    return bool(follow.all() and (keys == np.arange(len(keys))).all())
 
 
 def _part_records(device, lists):

@@ -30,9 +30,9 @@ MOST = 2
 CODE = tuple(
     f"tilewright.{name}"
     for name in (
-        *(f"attention.cuda.{name}" for name in ("config", "tile_kernel", "tile_lists", "tile_warp_kernel")),
+        *(f"attention.cuda.{name}" for name in ("config", "tile_kernel", "tile_lists")),
         "attention.cuda.cost.form_search",
-        *(f"devices.cuda.{name}" for name in ("online_softmax", "warps")),
+        "devices.cuda.online_softmax",
     )
 )
 # The facts of a device that a calibration holds for.
@@ -109,8 +109,7 @@ def from_word(word):
 
 def room(device):
     """What a described `device` has room for."""
-    major, minor = map(int, device["capability"].split("."))
-    return config.Room(device["shared_bytes"], device["registers"], (major, minor))
+    return config.Room(device["shared_bytes"], device["registers"])
 
 
 def made_for(tile, head_dim: int, dtype):

@@ -18,7 +18,7 @@ class Repeated:
 
     def __init__(self, kernel, device: "torch.device | str", refused):
         """refused: what a `DeviceError` says where a capture comes before the first such call."""
-        self._kernel, self._device, self._refused = kernel, device, refused
+        self._kernel, self._refused = kernel, refused
         self._stream = launcher.current_stream(device)
         # By stream, alignment and type of the tensors, grid and what follows them: direct launches.
         self._known, self._lock = launcher.recent(), Lock()
@@ -42,4 +42,4 @@ class Repeated:
             compiled = self._kernel[grid](*tensors, *following, **options)
             launcher.taken_down(compiled, grid, tensors, following)
             if launch is None and not launcher.capturing():
-                self._known.add(key, launcher.direct(compiled, grid, key[0], following, self._device))
+                self._known.add(key, launcher.direct(compiled, grid, key[0], following))

@@ -1,16 +1,14 @@
 """A work list as one fused attention kernel for NVIDIA GPUs (stages T3 and T5).
 
 One program computes one work item of one head: a block of BLOCK_M queries against steps of BLOCK_N keys, gathered by
-their indices, which are loaded one step ahead; or, where those of each step follow one another, loaded as a block by
-the first index alone. Masks are products of factors (`mask_factors`), which the tensor cores add to the scores; where
-there are none, or there is a bias, they are tiles. The parts of a split item leave their sums in scratch memory, and
-the part that finishes last merges them.
+their indices, which are loaded one step ahead. Masks are products of factors (`mask_factors`), which the tensor cores
+add to the scores; where there are none, or there is a bias, they are tiles. The parts of a split item leave their sums
+in scratch memory, and the part that finishes last merges them.
 """
 
 import triton
 import triton.language as tl
 
-from tilewright.attention.cuda.config import LOADS as KNOWN_LOADS
 from tilewright.attention.cuda.tile_lists import BYTES, INTERVALS, Item, Part
 from tilewright.devices.cuda.online_softmax import load_rows, products, store_rows, update
 
@@ -29,8 +27,6 @@ LANES = tl.constexpr(6)
 # Split blocks of up to FEW_ROWS rows are merged row by row, MERGED parts at a time.
 FEW_ROWS = tl.constexpr(4)
 MERGED = tl.constexpr(16)
-# How the keys and values of a step are loaded.
-GATHER, BLOCK, TMA = map(tl.constexpr, KNOWN_LOADS[:3])
 # Where the fields of a work item and of a part stand in their records.
 ITEM_FIRST_ROW = tl.constexpr(int(Item.FIRST_ROW))
 ITEM_ROWS = tl.constexpr(int(Item.ROWS))
@@ -55,11 +51,11 @@ def tilewright_tile_attention(
     item_ptr, row_ptr, key_ptr, left_ptr, right_ptr, part_ptr, acc_ptr, stat_ptr, count_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on,
-    n_items, n_hb, n_keys, scale_log2,
+    n_items, n_hb, scale_log2,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     RANK: tl.constexpr, HEADS: tl.constexpr, MASK_HEADS: tl.constexpr, FULL: tl.constexpr, PARTIAL: tl.constexpr,
-    SPLIT: tl.constexpr, ORDERED: tl.constexpr, SIGN: tl.constexpr, NUM_STAGES: tl.constexpr, LOADS: tl.constexpr,
-    WIDE: tl.constexpr, ACROSS: tl.constexpr,
+    SPLIT: tl.constexpr, ORDERED: tl.constexpr, SIGN: tl.constexpr, ACROSS: tl.constexpr, NUM_STAGES: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """See the module. Grid: (n_hb, ., .), in all at least `n_items` times; n_hb: heads times batch.
 
@@ -72,9 +68,8 @@ def tilewright_tile_attention(
     see `room`; with RANK BYTES, right_ptr uint8 [steps, BLOCK_M, BLOCK_N], 255 where a pair is not allowed, else 0;
     with RANK 0, right_ptr [steps, MASK_HEADS, BLOCK_M, BLOCK_N] is added to the scores, -inf where it is not. part_ptr:
     int32 [parts, PART_SIZE], records of `tile_lists.Part`. acc_ptr [rows * n_hb, D0 + D1], stat_ptr [rows * n_hb, 2]
-    for the rows of all parts, count_ptr [groups, n_hb], zeros. n_keys: of k and v. scale_log2: above zero; SIGN: of the
-    scale, 0 for none. LOADS: of `config.LOADS`, for keys and values. WIDE: the tokens of a head span 2**31 values or
-    more.
+    for the rows of all parts, count_ptr [groups, n_hb], zeros. scale_log2: above zero; SIGN: of the scale, 0 for none.
+    WIDE: the tokens of a head span 2**31 values or more.
     """
     lane, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     if item >= n_items:
@@ -110,18 +105,14 @@ def tilewright_tile_attention(
     m_i = tl.full((BLOCK_M,), 1.0, tl.float32) * (floor * scale_log2 if PARTIAL else -float("inf"))
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     p_keys = key_ptr + first_step.to(tl.int64) * BLOCK_N
-    keys = step_keys(p_keys, n, LOADS)  # [BLOCK_N]
-    p_k, p_v = k_ptr, v_ptr
-    if LOADS == TMA:
-        p_k = tl.make_tensor_descriptor(k_ptr, [n_keys, HEAD_DIM], [stride_kn, 1], [BLOCK_N, D0])
-        p_v = tl.make_tensor_descriptor(v_ptr, [n_keys, HEAD_DIM], [stride_vn, 1], [BLOCK_N, D0])
+    keys = tl.load(p_keys + n)  # [BLOCK_N]
 
     if FULL:
         for j in tl.range(0, n_full, num_stages=NUM_STAGES):
-            next_keys = step_keys(p_keys + (j + 1) * BLOCK_N, n, LOADS)  # [BLOCK_N]
-            b_k0, b_k1 = load_step(p_k, keys, n, None, stride_kn, LOADS, HEAD_DIM, D0, D1)
+            next_keys = tl.load(p_keys + (j + 1) * BLOCK_N + n)  # [BLOCK_N]
+            b_k0, b_k1 = load_rows(k_ptr, keys, stride_kn, HEAD_DIM, D0, D1)
             b_s = products(b_q0, b_q1, b_k0, b_k1, D1)
-            b_v0, b_v1 = load_step(p_v, keys, n, None, stride_vn, LOADS, HEAD_DIM, D0, D1)
+            b_v0, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, D0, D1)
             m_i, l_i, acc0, acc1 = update(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, D1)
             keys = next_keys
 
@@ -137,8 +128,8 @@ def tilewright_tile_attention(
         else:
             right_ptr += (mask_step * MASK_HEADS + h % MASK_HEADS) * (BLOCK_M * BLOCK_N)
         for j in tl.range(n_full, n_steps, num_stages=NUM_STAGES):
-            next_keys = step_keys(p_keys + (j + 1) * BLOCK_N, n, LOADS)  # [BLOCK_N]
-            b_k0, b_k1 = load_step(p_k, keys, n, n_keys, stride_kn, LOADS, HEAD_DIM, D0, D1)
+            next_keys = tl.load(p_keys + (j + 1) * BLOCK_N + n)  # [BLOCK_N]
+            b_k0, b_k1 = load_rows(k_ptr, keys, stride_kn, HEAD_DIM, D0, D1)
             b_s = products(b_q0, b_q1, b_k0, b_k1, D1)
             if RANK == BOUNDS:
                 p_bounds = right_ptr + (j - n_full).to(tl.int64) * (2 * BLOCK_M) + m
@@ -152,7 +143,7 @@ def tilewright_tile_attention(
                 b_mask = tl.load(p_mask + m[:, None] * BLOCK_N + n[None, :])  # [BLOCK_M, BLOCK_N]
                 # As the highest byte of a float, 255 is -2**127, far below the floor. No unit converts bytes as fast.
                 b_s += (b_mask.to(tl.uint32) << 24).to(tl.float32, bitcast=True) if RANK == FLAGS else b_mask
-            b_v0, b_v1 = load_step(p_v, keys, n, n_keys, stride_vn, LOADS, HEAD_DIM, D0, D1)
+            b_v0, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, D0, D1)
             m_i, l_i, acc0, acc1 = update(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, D1)
             keys = next_keys
 
@@ -210,34 +201,6 @@ def room(n, middle, half):
     # sums of floats and the least of two take fewer instructions than comparisons, and units with more lanes do them.
     lane, rest = (n & LANES).to(tl.float32) * PER_KEY, (n & ~LANES).to(tl.float32) * PER_KEY
     return half[:, None] - tl.abs(rest[None, :] - (middle[:, None] - lane[None, :]))
-
-
-@triton.jit
-def step_keys(p_keys, n, LOADS: tl.constexpr):
-    """Positions of the keys of a step, [BLOCK_N]; the first alone where the others follow it."""
-    return tl.load(p_keys + n) if LOADS == GATHER else tl.load(p_keys)
-
-
-@triton.jit
-def load_step(
-    x_ptr, keys, n, n_keys, stride, LOADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-):  # fmt: skip
-    """Keys or values of a step: blocks [BLOCK_N, D0] and [BLOCK_N, D1]. keys: of `step_keys`.
-
-    n_keys: of all; keys of a step that lie beyond are masked, whatever is loaded for them. None: there are none.
-    """
-    if LOADS == TMA:
-        b_x0 = x_ptr.load([keys, 0])
-        b_x1 = b_x0
-    elif LOADS == BLOCK:
-        rows = n
-        if n_keys is not None:
-            rows = tl.minimum(n, n_keys - 1 - keys)
-        b_x0, b_x1 = load_rows(x_ptr + keys * stride, rows, stride, HEAD_DIM, D0, D1)
-    else:
-        b_x0, b_x1 = load_rows(x_ptr, keys, stride, HEAD_DIM, D0, D1)
-    return b_x0, b_x1
 
 
 @triton.jit

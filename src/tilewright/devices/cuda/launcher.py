@@ -6,14 +6,13 @@ same in every call of a plan. Triton's own C launcher, given the address of each
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from functools import lru_cache, partial, reduce
 from operator import or_
 from threading import Lock
 from typing import Any
 
 import torch
-import triton
 
 from tilewright.core import _internals
 from tilewright.core.caches import Recent
@@ -41,33 +40,14 @@ def taken_down(compiled: bool, grid: tuple[int, ...], tensors: Sequence, argumen
         recorder.add(compiled, grid, tensors, arguments)
 
 
-def with_scratch(call: Callable, device: torch.device) -> Any:
-    """The result of ``call()``, a launch through Triton of a kernel that may ask for scratch memory.
-
-    Who else launches through Triton keeps the allocator that they have set.
-    """
-
-    def launched():
-        triton.set_allocator(lambda size, alignment, stream: scratch(device, size))
-        return call()
-
-    return copy_context().run(launched)
-
-
-def scratch(device: torch.device, size: int) -> torch.Tensor:
-    """Memory that a kernel asks for, in bytes."""
-    return torch.empty(size, dtype=torch.uint8, device=device)
-
-
-def direct(compiled: bool, grid: tuple[int, ...], stream: int, arguments: Sequence, device: Any = None) -> Any:
+def direct(compiled: bool, grid: tuple[int, ...], stream: int, arguments: Sequence) -> Any:
     """``callable(*addresses)`` that launches `compiled` on `grid` and `stream`; None where the launcher is not known.
 
     grid: programs in each of three dimensions. compiled: what ``kernel[grid](...)`` returned, None under the
     interpreter. addresses: of the leading tensors; their alignment to 16 bytes must be as it was in that call.
-    arguments: all that follow, tensors by their addresses, constants included. device: where the kernel's scratch
-    memory is held, if it asks for any; it is of this stream alone. Launch hooks are not called.
+    arguments: all that follow, tensors by their addresses, constants included. Launch hooks are not called.
     """
-    known = _internals.triton_launcher(compiled, grid, stream, device and partial(scratch, device))
+    known = _internals.triton_launcher(compiled, grid, stream)
     if known is None:
         return None
     launch, head, in_tuple = known

@@ -7,7 +7,7 @@ is the same again, and so is the distance of each address from where an input, a
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, reduce
+from functools import reduce
 from operator import itemgetter, or_
 from threading import Lock
 from typing import Any
@@ -60,8 +60,7 @@ class Tape:
 
     def add(self, compiled: bool, grid: tuple[int, ...], tensors: Sequence, arguments: Sequence) -> None:
         """A launch on the current stream: see `launcher.direct`. Tensors are held until `settle`."""
-        memory = partial(launcher.scratch, self._device)
-        known = _internals.triton_launcher(compiled, grid, self._stream(), memory)
+        known = _internals.triton_launcher(compiled, grid, self._stream())
         if known is None:
             self._usable = False
         elif self._usable:

@@ -44,10 +44,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Setup:
-    """What all points of a calibration share: the form of the kernel, type and head dim, and sizes of the GPU.
-
-    blocks: the keys of a step follow one another, as the form needs it.
-    """
+    """What all points of a calibration share: the form of the kernel, type and head dim, and sizes of the GPU."""
 
     rows: int
     step_keys: int
@@ -55,7 +52,6 @@ class Setup:
     dtype: str
     multiprocessors: int
     l2_bytes: int
-    blocks: bool = False
 
     @property
     def batch(self):
@@ -67,12 +63,12 @@ class Setup:
         batch = 1 if point.own_masks and point.waves == 1 else self.batch
         n_items = self.multiprocessors * (point.busy * point.waves + point.more) // batch
         n_tokens = point.tokens or NEAR_TOKENS
-        return lists(point, self.rows, self.step_keys, n_items, n_tokens, self.blocks), n_tokens, batch
+        return lists(point, self.rows, self.step_keys, n_items, n_tokens), n_tokens, batch
 
     def compiled(self, rank, split):
         """Lists of two items for which a variant is compiled; split: some block is."""
         point = Point(rank, 1, full=2, partial=0 if rank is None else 2, parts=1 + split)
-        return lists(point, self.rows, self.step_keys, 2, FEW_TOKENS, self.blocks)
+        return lists(point, self.rows, self.step_keys, 2, FEW_TOKENS)
 
     def basic(self, rank: int, resident):
         """The points that tell what programs of a variant take; `resident` of them fit a multiprocessor."""
@@ -107,18 +103,12 @@ class Setup:
         return [Point(RANKS[0], resident, partial=4, parts=n, rows=rows) for n, rows in forms]
 
 
-def lists(point, rows, step_keys, n_items, n_tokens: int, blocks=False) -> TileLists:
-    """`TileLists` of `n_items` items as a `Point` has them, over `n_tokens` tokens. blocks: see `Setup`."""
+def lists(point, rows, step_keys, n_items, n_tokens: int) -> TileLists:
+    """`TileLists` of `n_items` items as a `Point` has them, over `n_tokens` tokens."""
     rng, item = np.random.default_rng(0), np.arange(n_items)
     steps, n_rows = point.full + point.partial, point.rows or rows
     block = item // point.parts
-    if blocks:
-        # As below, in whole blocks.
-        n_blocks, first = n_tokens // step_keys, item * max(1, rows // step_keys)
-        near = (first[:, None] + np.arange(steps)) % n_blocks
-        block_of_step = near if point.tokens is None else rng.integers(0, n_blocks, (n_items, steps))
-        keys = block_of_step[:, :, None] * step_keys + np.arange(step_keys)
-    elif point.tokens is None:
+    if point.tokens is None:
         keys = (item[:, None] * rows + np.arange(steps * step_keys)) % n_tokens
     else:
         keys = rng.integers(0, n_tokens, (n_items, steps * step_keys))
