@@ -58,7 +58,7 @@ SPLIT = f"--split-keys {' '.join(str(length).lower() for length in work.lengths(
 # What timed jobs run on. Jobs for a device with a lock start side by side and wait for it; otherwise a timed job has all cores.
 DEVICE = f"--device {CONFIG.device} --dtype {CONFIG.dtype}"
 # Its facts come first.
-DEVICE_CODE = list(devices.modules(CONFIG.device, "attention.executor", "attention.probe", "attention.forms"))
+DEVICE_CODE = list(devices.modules(CONFIG.device, "attention.executor", "attention.probe"))
 EXCLUSIVE = devices.facts(CONFIG.device).EXCLUSIVE
 THREADS = 4 if EXCLUSIVE else workflow.cores
 TIMED = {"timing": 1, "gpu": 1} if EXCLUSIVE else {"timing": 1}

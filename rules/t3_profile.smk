@@ -1,5 +1,4 @@
-"""T3: every tile of one reordered graph is timed on this device, results/profiling/<m>/<r>/<t>.json. The forms of its kernel
-are those of the cache that networks have their plans in: docs/running.md says how they come there."""
+"""T3: every tile of one reordered graph is timed on this device, results/profiling/<m>/<r>/<t>.json."""
 
 
 rule profile:

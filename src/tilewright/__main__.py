@@ -3,7 +3,7 @@
 tilewright plan window-15-g1 --grid 64x64 --heads 6 --head-dim 64 --output window.plan
 tilewright show window.plan --figure window.svg
 tilewright bench window.plan
-tilewright calibrate --head-dim 64 --dtype bfloat16 --forms
+tilewright calibrate --head-dim 64 --dtype bfloat16
 tilewright compile
 tilewright doctor
 """

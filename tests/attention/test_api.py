@@ -282,7 +282,7 @@ class FakeCostModel:
         self.costs, self.asked = costs, []
 
     def of(self, tiles, head_dim, dtype, anew=False):
-        return {tile.name: (1.0 + tile.rows / 100,) for tile in tiles}
+        return {tile.name: 1.0 + tile.rows / 100 for tile in tiles}
 
     def predict(self, cover, *, heads, head_dim, dtype, split_keys, calibration, bias_heads):
         self.asked.append((cover.graph_id, cover.tile.name))

@@ -196,15 +196,6 @@ def test_an_incomplete_file_is_refused(tmp_path, measured, lost):
         profile.load(tmp_path / "p.json")
 
 
-def test_a_file_that_tells_no_form_is_read(tmp_path, measured):
-    profile.save(tmp_path / "p.json", replace(measured, form={"step_keys": 64, "maxnreg": None}))
-    assert profile.load(tmp_path / "p.json").form == {"step_keys": 64, "maxnreg": None}
-    document = json.loads((tmp_path / "p.json").read_text())
-    del document["form"]
-    (tmp_path / "p.json").write_text(json.dumps(document))
-    assert profile.load(tmp_path / "p.json") == measured
-
-
 def test_an_altered_device_is_refused(tmp_path, measured):
     profile.save(tmp_path / "p.json", replace(measured, device={**measured.device, "name": "a faster one"}))
     with pytest.raises(ArtifactError, match="altered"):
@@ -234,3 +225,11 @@ def test_bad_arguments_are_refused(cover, monkeypatch):
         measure(cover, dtype="int8")
     with pytest.raises(ArtifactError, match="--head-dim"):
         measure(replace(cover, meta={"heads": 2}))
+
+
+def test_a_file_that_states_a_form_is_refused(tmp_path, measured):
+    profile.save(tmp_path / "p.json", measured)
+    document = json.loads((tmp_path / "p.json").read_text())
+    (tmp_path / "p.json").write_text(json.dumps(document | {"form": {"step_keys": 64}}))
+    with pytest.raises(ArtifactError, match="a profile that states no form of a kernel"):
+        profile.load(tmp_path / "p.json")

@@ -121,8 +121,7 @@ def test_equal_work_is_tried_once(monkeypatch, ordered, cover):
         [replace(other, solver="highs", start_us=other.start_us + 1), alone], cover, ordered, **SIZES
     )
     assert [(trial.tiles, trial.solver) for trial in found.trials] == [(("16x1",), "highs")]
-    # Another form of its kernel is other work.
-    assert tuning._work(alone) == tuning._work(other) != tuning._work(replace(alone, forms=({"step_keys": 64},)))
+    assert tuning._work(alone) == tuning._work(other)
 
 
 def test_a_bias_is_part_of_the_check(monkeypatch, ordered, cover, candidates):

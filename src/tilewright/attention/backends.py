@@ -21,11 +21,6 @@
     ``mask_cost(graph, row_ptr, head_dim)``: how many times as much work costs with the masks of these groups of rows as
         without. A device without it applies masks at no cost.
 
-``forms.py``, optional: kernels that may be compiled in several forms. A device without it has one.
-    ``stated(tile, head_dim, dtype)``: the forms of a tile on this device that a pattern may be fastest with, a tuple of
-        JSON-able dicts. ``probe.measure`` takes one as ``form``. The executor takes it from ``Schedule.forms``, where a
-        schedule states it, else the first.
-
 ``backward.py``, optional: ``gradients(executor, q, k, v, out, grad) -> (dq, dk, dv)`` of ``out = executor(q, k, v)``.
     Calls on a device without it that need a gradient are refused. Also, optional, of executors with a bias,
     ``gradients_with_bias(…) -> (dq, dk, dv, d_table)``: the last float32 [H, T], the sums over the pairs of each entry.
@@ -38,8 +33,8 @@
         does. bias_heads: heads with a bias of their own, None without a bias.
 
 ``calibration.py``, beside ``cost_model.py``: what its predictions are made of.
-    ``of(tiles, head_dim, dtype, anew=False)``: ``{tile name: calibrations}``, one for each of the tile's `forms`, read
-        from a file of this device or measured; anew: measured.
+    ``of(tiles, head_dim, dtype, anew=False)``: ``{tile name: calibration}``, read from a file of this device or
+        measured; anew: measured.
     ``summary(calibration)``: what a person wants to know of one, ``{name: text}``.
 """
 
@@ -55,12 +50,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from tilewright.attention.blocks.tiles import Tile
     from tilewright.graph import Graph
 
 # Roles that whole plans enter, from what their tiles cost to their gradients.
 PLANNING = tuple(
-    f"attention.{name}" for name in ("executor", "probe", "calibration", "cost_model", "forms", "mask_cost", "backward")
+    f"attention.{name}" for name in ("executor", "probe", "calibration", "cost_model", "mask_cost", "backward")
 )
 
 
@@ -110,18 +104,6 @@ def mask_cost(kind: str, graph: "Graph", row_ptr: "NDArray[np.int32]", head_dim:
         devices.module(kind, "attention.mask_cost").mask_cost(graph, row_ptr, head_dim)
         if devices.has(kind, "attention.mask_cost")
         else 1.0
-    )
-
-
-def forms(kind: str, tile: "Tile", head_dim: int, dtype: str) -> tuple[dict[str, int | str | None] | None, ...]:
-    """The forms in which `kind` runs `tile`: which is fastest depends on the pattern. None where there is one alone.
-
-    Raises `DeviceError` for a kind that is not known and `TileError` for a tile that it does not run.
-    """
-    return (
-        devices.module(kind, "attention.forms").stated(tile, head_dim, dtype)
-        if devices.has(kind, "attention.forms")
-        else (None,)
     )
 
 

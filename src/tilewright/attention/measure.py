@@ -2,7 +2,6 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from tilewright import devices
@@ -32,7 +31,6 @@ def measure(
     heads, head_dim: default those of the blocks' model. split_keys: a length or several, the first of which is the
     profile's own; of the others, those that cut the blocks otherwise are timed as well. budget_s: about how many
     seconds the timed calls take together, and half as many for each further length: what it shares is not timed again.
-    A tile that the device has several forms for takes as long in each; the profile is that of the fastest.
     How a class is timed is explained in the probe of the device, see `backends.probe`.
 
     Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
@@ -40,18 +38,13 @@ def measure(
     """
     options = _options(blocks, heads, head_dim, dtype)
     probe = backends.probe(device)
+    known: dict[tuple, Any] = {}
 
-    def measured(form):
-        known: dict[tuple, Any] = {}
-        stated = {} if form is None else {"form": form}
+    def cost(length, begun):
+        budget = budget_s / 2 if begun else budget_s
+        return probe.measure(blocks, **options, split_keys=length, seed=seed, budget_s=budget, known=known)
 
-        def cost(length, begun):
-            more = {"budget_s": budget_s / 2 if begun else budget_s, "known": known, **stated}
-            return probe.measure(blocks, **options, split_keys=length, seed=seed, **more)
-
-        return _profile("measured", blocks, device, options, split_keys, cost, form)
-
-    return _fastest([partial(measured, form) for form in _forms(blocks, device, options)])
+    return _profile("measured", blocks, device, options, split_keys, cost)
 
 
 def expected(
@@ -64,10 +57,9 @@ def expected(
 ) -> dict[str, Profile]:
     """The `Profile` of each of the blocks, by tile: predicted on a `device` that has a cost model, else measured.
 
-    A cost model that is not calibrated for this device is so first. Of several forms of a tile, the one that is
-    predicted to be fastest is taken. bias_heads: heads with a bias of their own, None without a bias; what is measured
-    leaves it out. sizes: heads, head_dim, dtype and split_keys as `measure` takes them, each further length of which is
-    predicted as well. Raises as `measure` does.
+    A cost model that is not calibrated for this device is so first. bias_heads: heads with a bias of their own, None
+    without a bias; what is measured leaves it out. sizes: heads, head_dim, dtype and split_keys as `measure` takes
+    them, each further length of which is predicted as well. Raises as `measure` does.
     """
     if not backends.predicts(device):
         return {name: measure(each, device=device, seed=seed, **sizes) for name, each in blocks_by_tile.items()}
@@ -78,51 +70,17 @@ def expected(
     calibrations = backends.calibration(device).of(chosen, options["head_dim"], options["dtype"])
 
     def predicted(name):
-        each, known = blocks_by_tile[name], zip(forms[name], calibrations[name], strict=True)
+        each, more = blocks_by_tile[name], {"calibration": calibrations[name], "bias_heads": bias_heads}
 
-        def in_form(form, calibration):
-            def cost(length, begun):
-                more = {"calibration": calibration, "bias_heads": bias_heads}
-                return model.predict(each, **options, split_keys=length, **more)
+        def cost(length, begun):
+            return model.predict(each, **options, split_keys=length, **more)
 
-            return _profile("predicted", each, device, options, split_keys, cost, form)
+        return _profile("predicted", each, device, options, split_keys, cost)
 
-        return _fastest([partial(in_form, *one) for one in known])
-
-    forms = {name: _forms(each, device, options) for name, each in blocks_by_tile.items()}
     # What is large is read by compiled functions and copied, which runs side by side.
     large = sum(len(each.run_mask) for each in blocks_by_tile.values()) >= LARGE
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if large else 1) as pool:
         return dict(zip(blocks_by_tile, pool.map(predicted, blocks_by_tile), strict=True))
-
-
-def _forms(blocks, device, options):
-    return backends.forms(device, blocks.tile, options["head_dim"], options["dtype"])
-
-
-def _fastest(made):
-    """The profile with the least time of all items in one launch, of those that the callables `made` return; the first
-    of equal ones. A form may not fit the device with this pattern's masks: raises `DeviceError` where none does."""
-    if len(made) == 1:
-        return made[0]()
-    found, refusals = [], []
-    for make in made:
-        try:
-            found.append(make())
-        except DeviceError as refusal:
-            refusals.append(refusal)
-    if not found:
-        raise refusals[0]
-    return min(found, key=_whole_us)
-
-
-def _whole_us(profile):
-    """Microseconds of all items of a profile, at the best of its split lengths."""
-    lanes = devices.limits(profile.device).lanes
-    return min(
-        costs.tile_us + sum(shape.items * shape.latency_us for shape in costs.shapes) / lanes
-        for costs in profile.options.values()
-    )
 
 
 def _options(blocks, heads=None, head_dim=None, dtype=None):
@@ -133,16 +91,14 @@ def _options(blocks, heads=None, head_dim=None, dtype=None):
     return {**sizes, "dtype": dtype}
 
 
-def _profile(source, blocks, device, options, split_keys, cost, form):
-    """A `Profile` that states `form`. cost: ``call(split length, whether others came before) -> (launch_us, tile_us,
-    shapes)``."""
+def _profile(source, blocks, device, options, split_keys, cost):
+    """A `Profile`. cost: ``call(split length, whether others came before) -> (launch_us, tile_us, shapes)``."""
     first, *further = work.distinct(blocks, work.lengths(split_keys))
     description, (launch_us, tile_us, shapes) = devices.describe(device), cost(first, False)
     more = [(length, cost(length, True)) for length in further]
     return Profile(
         tile=blocks.tile.name,
         source=source,
-        form=form,
         blocks_id=blocks.id,
         graph_id=blocks.graph_id,
         **options,

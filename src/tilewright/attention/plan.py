@@ -356,9 +356,8 @@ class Plan:
     def _content(self):
         """Digest of what the results depend on."""
         s, scale = self.schedule, None if self.scale is None else float(self.scale)
-        forms: tuple[Any, ...] = (s.forms,) if s.forms else ()
-        forms += () if self.units is None else (self.units,)
-        facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.lengths, *forms
+        units = () if self.units is None else (self.units,)
+        facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.lengths, *units
         # As a file holds them. Where an item was predicted to run does not matter.
         work = [
             np.asarray(getattr(s, n), dtype) for n, dtype in schedule.COLUMNS.items() if n not in ("lane", "start_us")

@@ -72,7 +72,6 @@ class Profile:
     further: costs at other lengths than `split_keys`, of which a schedule may choose one for each region. Only those
         whose work items differ are there.
     device: description by `devices`; device_id: digest of what makes two devices differ for timing.
-    form: how the tile's kernel is compiled, one of `backends.forms`; None where a device has one alone.
     """
 
     tile: str
@@ -89,7 +88,6 @@ class Profile:
     device: dict
     device_id: str
     further: tuple[SplitCosts, ...] = ()
-    form: dict[str, int | str | None] | None = None
 
     @property
     def options(self) -> dict[int | None, SplitCosts]:
@@ -144,7 +142,12 @@ class _Device(msgspec.Struct):
 
 def load(path: str | Path) -> Profile:
     """Read a profile that `save` wrote, checking its contents. Raises `ArtifactError`."""
-    profile = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Profile)
+    document = artifacts.read_json(path, KIND, VERSION)
+    # Of development versions, whose tiles had kernels of several forms.
+    contents.expect(
+        path, document.get("form") is None, "a profile that states no form of a kernel", document.get("form")
+    )
+    profile = contents.fields(path, KIND, document, Profile)
     kind = contents.fields(path, KIND, profile.device, _Device).kind
     contents.expect(path, kind in devices.NAMES, f"a device of one of the kinds {', '.join(devices.NAMES)}", kind)
     if profile.device_id != devices.device_id(profile.device):

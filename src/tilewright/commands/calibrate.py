@@ -14,16 +14,12 @@ def arguments(parser) -> None:
     parser.add_argument("--tiles", nargs="+", help="such as 64x1; by default those that plans choose from")
     parser.add_argument("--device", default="cuda", help="kind of the device")
     parser.add_argument("--anew", action="store_true", help="measure what is already there, too")
-    parser.add_argument(
-        "--forms", action="store_true", help="choose the forms of each tile's kernel among candidates first"
-    )
 
 
-def run(head_dim, dtype, tiles, device, anew, forms) -> None:
+def run(head_dim, dtype, tiles, device, anew) -> None:
     """Calibrate for each type and head dim, and print a table."""
     from tilewright import devices
     from tilewright.attention.blocks.tiles import parse
-    from tilewright.commands._searches import calibrated
 
     known = backends.calibration(device)
     chosen = [parse(name) for name in tiles or devices.facts(device).TILES]
@@ -31,8 +27,7 @@ def run(head_dim, dtype, tiles, device, anew, forms) -> None:
         {"type": each, "head dim": str(dim), "tile": name, **known.summary(found)}
         for each in dtype
         for dim in head_dim
-        for name, calibrations in calibrated(device, chosen, dim, each, anew, forms).items()
-        for found in calibrations
+        for name, found in known.of(chosen, dim, each, anew).items()
     ]
     print("\n".join(table(rows)))
     compiling.ahead()

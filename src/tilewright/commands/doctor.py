@@ -123,15 +123,13 @@ def _why_no_gpu(torch):
 
 def _calibrated(gpu):
     """What plans on this GPU are made of."""
-    from tilewright.attention.cuda import calibration, forms
+    from tilewright.attention.cuda import calibration
 
-    for kind, what in ((calibration.KIND, "calibration"), (forms.KIND, "forms")):
-        found = sorted({path.name.rpartition("-")[0] for path in (caches.folder() / kind).glob("*.json")})
-        option = " --forms" if kind == forms.KIND else ""
-        if found:
-            yield "ok", what, f"kept for type-head dim-rows {', '.join(found)}"
-        else:
-            yield "slow", what, f"none kept for {gpu['name']}: tilewright calibrate{option}, once, in about a minute"
+    found = sorted({path.name.rpartition("-")[0] for path in (caches.folder() / calibration.KIND).glob("*.json")})
+    if found:
+        yield "ok", "calibration", f"kept for type-head dim-rows {', '.join(found)}"
+    else:
+        yield "slow", "calibration", f"none kept for {gpu['name']}: tilewright calibrate, once, in about a minute"
 
 
 def _compilers():

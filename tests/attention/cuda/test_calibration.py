@@ -18,7 +18,7 @@ from tilewright import devices, graph
 from tilewright import masks as models
 from tilewright.attention import backends, blocks, measure, reorder
 from tilewright.attention.blocks import tiles, work
-from tilewright.attention.cuda import calibration, config, cost_model, forms, probe, tile_lists
+from tilewright.attention.cuda import calibration, cost_model, probe, tile_lists
 from tilewright.attention.cuda.cost import calibration_fit, calibration_points
 from tilewright.attention.cuda.cost.calibration_points import VARIANTS, Point, Setup
 from tilewright.attention.cuda.cost.record import Calibration, Kernel
@@ -133,7 +133,7 @@ def test_other_launches_take_what_a_calibration_says():
 
 def test_a_gpu_that_others_use_is_said(caplog, monkeypatch, tmp_path):
     made_up(monkeypatch, tmp_path, lambda: MadeUp(SETUP, drift=0.002))
-    found = calibration.of([TILE], 64, "bfloat16")["64x1"][0]
+    found = calibration.of([TILE], 64, "bfloat16")["64x1"]
     assert found.spread > calibration.MOST_SPREAD
     assert [record.getMessage()[:34] for record in caplog.records] == ["the GPU seems in use by others: ti"]
 
@@ -291,7 +291,7 @@ def made_up(monkeypatch, folder, gpu=lambda: MadeUp(SETUP)):
     monkeypatch.setattr(devices, "describe", lambda kind: DEVICE)
     monkeypatch.setattr(calibration, "_HELD", {})
     monkeypatch.setattr(calibration, "compile_ahead", lambda *arguments: None)
-    monkeypatch.setattr(calibration, "Gpu", lambda tile, head_dim, dtype, form: gpu())
+    monkeypatch.setattr(calibration, "Gpu", lambda tile, head_dim, dtype: gpu())
 
 
 @pytest.fixture
@@ -304,10 +304,10 @@ def gpu(monkeypatch, tmp_path):
 def test_a_calibration_is_made_once_for_all_tiles_of_a_form(gpu, monkeypatch):
     found = calibration.of([TILE, tiles.parse("64x64")], 64, "bfloat16")
     calls = gpu.calls
-    assert found["64x1"][0] is found["64x64"][0] and calls > 0
+    assert found["64x1"] is found["64x64"] and calls > 0
     monkeypatch.setattr(calibration, "_HELD", {})
-    again = calibration.of([TILE], 64, "bfloat16")["64x1"][0]
-    assert again == found["64x1"][0] and gpu.calls == calls
+    again = calibration.of([TILE], 64, "bfloat16")["64x1"]
+    assert again == found["64x1"] and gpu.calls == calls
     calibration.of([TILE], 64, "bfloat16", anew=True)
     assert gpu.calls == 2 * calls
     calibration.of([TILE], 32, "bfloat16")
@@ -315,8 +315,8 @@ def test_a_calibration_is_made_once_for_all_tiles_of_a_form(gpu, monkeypatch):
 
 
 def made_for():
-    """What a calibration of the default form holds for."""
-    return calibration.made_for(TILE, 64, "bfloat16", forms.of(TILE, 64, torch.bfloat16))
+    """What a calibration holds for."""
+    return calibration.made_for(TILE, 64, "bfloat16")
 
 
 class Small(MadeUp):
@@ -337,7 +337,7 @@ def test_what_does_not_fit_is_left_out(monkeypatch, tmp_path, windows):
     made_up(monkeypatch, tmp_path, lambda: Small([(0, False), (0, True), (32, True)]))
     calibration.of([TILE], 64, "bfloat16")
     monkeypatch.setattr(calibration, "_HELD", {})
-    found = calibration.of([TILE], 64, "bfloat16")["64x1"][0]
+    found = calibration.of([TILE], 64, "bfloat16")["64x1"]
     assert [kernel.rank for kernel in found.kernels] == [None, 16, 32, 1, 2] and found.own_tiles_us == 0
     options = {"heads": 6, "head_dim": 64, "dtype": "bfloat16", "split_keys": 512, "calibration": found}
     cost_model.predict(windows, **options)
@@ -364,16 +364,12 @@ def test_variants_are_compiled_side_by_side(monkeypatch):
 
     monkeypatch.setattr(calibration.subprocess, "Popen", Process)
     monkeypatch.setattr(calibration.os, "sched_getaffinity", lambda pid: set(range(3)))
-    form = config.KernelConfig(maxnreg=96)
-    calibration.compile_ahead([(TILE, form), (tiles.parse("32x1"), form)], 64, "bfloat16")
+    calibration.compile_ahead([TILE, tiles.parse("32x1")], 64, "bfloat16")
     assert len(started) == 3
     assert all(command[1:5] == ["-m", calibration.__name__, "64", "bfloat16"] for command in started)
     jobs = sorted(job for command in started for job in command[5:])
     assert jobs == sorted(
-        f"{tile},{rank},{split},64,2,4,96,32,gather"
-        for tile in ("64x1", "32x1")
-        for rank in VARIANTS
-        for split in (0, 1)
+        f"{tile},{rank},{split}" for tile in ("64x1", "32x1") for rank in VARIANTS for split in (0, 1)
     )
 
 
@@ -396,7 +392,7 @@ def test_another_device_driver_library_or_code_has_another_calibration(gpu, monk
 
 @pytest.mark.parametrize("damage", ["cut", "foreign", "negative", "empty"])
 def test_a_broken_file_is_replaced_with_one_line(gpu, monkeypatch, caplog, damage):
-    found = calibration.of([TILE], 64, "bfloat16")["64x1"][0]
+    found = calibration.of([TILE], 64, "bfloat16")["64x1"]
     path, calls = calibration.path_of(made_for()), gpu.calls
     text = path.read_text()
     broken = {
@@ -407,7 +403,7 @@ def test_a_broken_file_is_replaced_with_one_line(gpu, monkeypatch, caplog, damag
     }
     path.write_text(broken[damage])
     monkeypatch.setattr(calibration, "_HELD", {})
-    assert replace(calibration.of([TILE], 64, "bfloat16")["64x1"][0], seconds=0.0) == replace(found, seconds=0.0)
+    assert replace(calibration.of([TILE], 64, "bfloat16")["64x1"], seconds=0.0) == replace(found, seconds=0.0)
     assert gpu.calls == 2 * calls
     (record,) = caplog.records
     assert "a calibration is made anew" in record.getMessage() and "\n" not in record.getMessage()
@@ -514,7 +510,7 @@ def test_tiles_are_predicted_side_by_side_as_one_by_one(gpu, monkeypatch):
     ordered = models.build("vil-tiny-224-s1-exact")
     ordered, _ = reorder.apply(ordered, "window")
     made = blocks.extract_all(ordered, [tiles.parse(name) for name in ("16x1", "64x1", "64x64")])
-    monkeypatch.setattr(calibration, "of", lambda tiles, *form: {tile.name: (truth(),) for tile in tiles})
+    monkeypatch.setattr(calibration, "of", lambda tiles, *form: {tile.name: truth() for tile in tiles})
     found = []
     for large in (0, 1 << 60):
         monkeypatch.setattr(measure, "LARGE", large)
@@ -534,7 +530,7 @@ def test_auto_takes_the_order_that_a_calibration_predicts_to_be_fastest(gpu, mon
     facts = {"threads": 8, "shared_bytes": 1 << 18, "memory_bytes": 1 << 34}
     monkeypatch.setattr(devices, "describe", lambda kind: DEVICE | facts)
     known = truth(apart_factors_us=apart_us, apart_tiles_us=apart_us)
-    monkeypatch.setattr(calibration, "of", lambda tiles, *form: {tile.name: (known,) for tile in tiles})
+    monkeypatch.setattr(calibration, "of", lambda tiles, *form: {tile.name: known for tile in tiles})
     pattern = models.build("vil-tiny-224-s1-exact")
     options = {"heads": 6, "head_dim": 64, "dtype": torch.bfloat16, "device": "cuda", "tiles": ("64x1",)}
     found = tw.plan(pattern, **options, solver="greedy")
@@ -546,34 +542,6 @@ def test_auto_takes_the_order_that_a_calibration_predicts_to_be_fastest(gpu, mon
     assert among == pytest.approx({name: alone[name] for name in among}) and len(among) > 1
     assert found.reorder["order"] == min(among, key=among.get)
     assert found.schedule.predicted_us == pytest.approx(min(among.values()))
-
-
-def test_each_pattern_takes_the_form_that_is_predicted_to_be_fastest_for_it(monkeypatch):
-    """Of two forms, one has cheap steps with masks, the other without; and the schedule states it."""
-    facts = {"threads": 8, "shared_bytes": 1 << 18, "memory_bytes": 1 << 34}
-    monkeypatch.setattr(devices, "describe", lambda kind: DEVICE | facts)
-    cheap = (
-        {"full_us": (0.1,) * 4, "steady_us": (2.0, 0.1, 1.5)},
-        {"partial_us": (0.1,) * 4, "steady_us": (2.0, 1.1, 0.1)},
-    )
-    kept = [config.KernelConfig(num_stages=n) for n in (2, 3)]
-    known = tuple(truth(kernels=tuple(replace(kernel, **each) for kernel in truth().kernels)) for each in cheap)
-    monkeypatch.setattr(forms, "kept", lambda *of: tuple(kept))
-    monkeypatch.setattr(calibration, "of", lambda tiles, *of: {tile.name: known for tile in tiles})
-    options = {"heads": 6, "head_dim": 64, "dtype": torch.bfloat16, "device": "cuda", "tiles": ("64x1",)}
-    options |= {"reorder": "none", "solver": "greedy"}
-    full = np.ones((512, 512), bool)
-    windows = models.build("vil-tiny-256-s1-exact")
-    for pattern, place in ((graph.from_pattern(full), 0), (windows, 1)):
-        plan = tw.plan(pattern, **options)
-        assert plan.schedule.forms == (asdict(kept[place]),) == (plan.profiles["64x1"].form,)
-        alone = []
-        for one, form in zip(known, kept, strict=True):
-            with monkeypatch.context() as patch:
-                patch.setattr(forms, "kept", lambda *of, form=form: (form,))
-                patch.setattr(calibration, "of", lambda tiles, *of, one=one: {tile.name: (one,) for tile in tiles})
-                alone.append(tw.plan(pattern, **options).schedule.predicted_us)
-        assert plan.schedule.predicted_us == min(alone) == alone[place] < alone[1 - place]
 
 
 def test_a_device_without_a_cost_model_is_measured():

@@ -1,7 +1,5 @@
 """What T3 runs on a GPU: its launches under the interpreter, too; its times where there is a GPU."""
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 import torch
@@ -12,9 +10,9 @@ from helpers.gpu import hide_gpu
 from tilewright import devices, reference
 from tilewright.attention import schedule
 from tilewright.attention.blocks import work
-from tilewright.attention.cuda import config, forms, tile_lists
 from tilewright.attention.cuda import executor as cuda_executor
 from tilewright.attention.cuda import probe as cuda_probe
+from tilewright.attention.cuda import tile_lists
 from tilewright.attention.cuda.tile_lists import Item, Part
 from tilewright.attention.measure import measure
 from tilewright.attention.schedule import problem
@@ -174,52 +172,6 @@ def test_a_part_of_the_regions_takes_its_share_of_the_load(ordered, monkeypatch)
     both_us = sum(CLOCKS["ramp"](each) for each in steps)
     assert (table.sum(axis=1) == [len(each) for each in steps]).all()
     assert found.makespan_us(tile, tile) == pytest.approx(both_us, rel=0.1)
-
-
-FORMS = config.KernelConfig(step_keys=64), config.KernelConfig(step_keys=32)
-
-
-@pytest.mark.parametrize("fastest", [0, 1])
-def test_a_tile_is_timed_in_each_form_and_keeps_the_fastest(ordered, monkeypatch, fastest):
-    cover = plans.covers(ordered, ["16x1"])
-    clock = Clock(monkeypatch, None)
-    # Steps of 32 keys are twice as many; one of them takes a quarter of one of 64, or as long.
-    clock.us = lambda steps: 2.0 + steps.sum() / (16 if clock.last.step_keys == 32 and fastest == 1 else 4)
-    monkeypatch.setattr(forms, "kept", lambda *of: FORMS)
-    found, profiles, _ = profiled(cover, clock, None)
-    profile = profiles["16x1"]
-    assert profile.form == asdict(FORMS[fastest]) and sum(clock.seconds) == pytest.approx(2 * 0.5)
-    # Times are those of the form that is stated.
-    wholes = [clock.timed[last - 2][1] for last in (len(clock.timed) // 2, len(clock.timed))]
-    planned = schedule.solve(cover, profiles, found.limits, solver="greedy")
-    assert planned.predicted_us == pytest.approx(wholes[fastest]) and wholes[fastest] < wholes[1 - fastest]
-    assert planned.forms == (asdict(FORMS[fastest]),)
-    call = cuda_executor.prepare(planned, cover, heads=H, head_dim=D, dtype=torch.float32, device="cpu")
-    assert {launch.lists.step_keys for launch in call.launches} == {FORMS[fastest].step_keys}
-
-
-def test_a_form_that_does_not_fit_is_left_to_the_other(ordered, monkeypatch):
-    cover, clock = plans.covers(ordered, ["16x1"])["16x1"], Clock(monkeypatch, CLOCKS["even"])
-    monkeypatch.setattr(forms, "kept", lambda *of: FORMS)
-    run, refused = clock.run, {64}
-
-    def fitting(lists):
-        if lists.step_keys in refused:
-            raise DeviceError(f"{lists.step_keys} keys a step: too large")
-        return run(lists)
-
-    clock.run = fitting
-    assert measure(cover, device="cuda").form == asdict(FORMS[1])
-    refused.add(32)
-    with pytest.raises(DeviceError, match="64 keys a step: too large"):
-        measure(cover, device="cuda")
-
-
-def test_one_form_is_timed_once(ordered, monkeypatch):
-    """As without a file of forms."""
-    clock = Clock(monkeypatch, CLOCKS["even"])
-    profile = measure(plans.covers(ordered, ["16x1"])["16x1"], device="cuda")
-    assert sum(clock.seconds) == pytest.approx(0.5) and profile.form["step_keys"] == 64
 
 
 def test_without_a_gpu_nothing_is_profiled(ordered, monkeypatch):

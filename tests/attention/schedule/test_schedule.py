@@ -509,6 +509,7 @@ DAMAGE = {
     "short-column": (lambda d: d["work"]["lane"].pop(), "columns of one length"),
     "text-column": (lambda d: d["work"].update(lane=["a"]), "complete schedule"),
     "other-kind": (lambda d: d.update(kind="profile"), "expected kind 'schedule', found 'profile'"),
+    "forms": (lambda d: d.update(forms=[{"step_keys": 64}]), "a schedule that states no forms of kernels"),
     "older-version": (lambda d: d.update(version=1), "expected schedule version 3, found version 1"),
 }
 

@@ -15,24 +15,24 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from tilewright import devices
 from tilewright.attention.blocks import tiles
-from tilewright.attention.cuda import config, executor, forms, probe
+from tilewright.attention.blocks.tiles import Tile
+from tilewright.attention.cuda import config, executor, probe
 from tilewright.attention.cuda.cost.calibration_fit import fitted
 from tilewright.attention.cuda.cost.calibration_points import FEW_TOKENS, VARIANTS, Setup
 from tilewright.attention.cuda.cost.record import Calibration
 from tilewright.attention.cuda.tile_lists import BYTES, INTERVALS, RANKS
 from tilewright.attention.setting import setting
-from tilewright.core import artifacts, caches, contents, progress
+from tilewright.core import artifacts, caches, contents, progress, provenance
 from tilewright.core.errors import ArtifactError, DeviceError
 from tilewright.core.timing import time_gpu
 
@@ -49,6 +49,8 @@ CODE = tuple(
         "devices.cuda.online_softmax",
     )
 )
+# The facts of a device that it holds for.
+FACTS = ("name", "capability", "multiprocessors", "driver")
 # Seconds for one timing, and the relative standard error at which it stops.
 SHARE_S, RSE, MIN_REPS = 0.04, 0.01, 10
 # Where timings spread more than this about their median, someone else uses the GPU.
@@ -63,9 +65,21 @@ _LOG = logging.getLogger(__name__)
 _HELD: dict = {}
 
 
-def made_for(tile, head_dim: int, dtype, form):
-    """What a calibration of `tile` in a form, made here and now, holds for, a JSON-able dict."""
-    return forms.here(CODE, tile, head_dim, dtype) | asdict(form)
+def made_for(tile, head_dim: int, dtype: str) -> dict:
+    """What a calibration of `tile` that is made here and now holds for, a JSON-able dict; dtype: a name.
+
+    Raises `DeviceError` without a GPU.
+    """
+    device = devices.describe("cuda")
+    return {
+        **{name: device[name] for name in FACTS},
+        **{name: device["versions"][name] for name in ("torch", "triton")},
+        "code": provenance.text_digest(*CODE),
+        "dtype": dtype,
+        "head_dim": head_dim,
+        "rows": tile.rows,
+        **asdict(config.for_tile(tile, head_dim, getattr(torch, dtype))),
+    }
 
 
 def path_of(stated):
@@ -75,31 +89,29 @@ def path_of(stated):
 
 
 def of(chosen, head_dim, dtype, anew: bool = False) -> dict:
-    """``{tile name: (Calibration, …)}`` of the tiles `chosen`, one for each form that is `forms.kept` of it, in their
-    order: what no file holds yet is measured and written.
+    """``{tile name: Calibration}`` of the tiles `chosen`: what no file holds yet is measured and written.
 
     anew: measure all. Two processes that need the same measure it once. Raises `DeviceError` without a GPU, and for a
     tile that does not fit it.
     """
     config.check_head_dim(head_dim)
-    kept = {tile: forms.kept(tile, head_dim, getattr(torch, dtype)) for tile in chosen}
-    stated = {(tile, form): made_for(tile, head_dim, dtype, form) for tile in chosen for form in kept[tile]}
+    stated = {tile: made_for(tile, head_dim, dtype) for tile in chosen}
     # Several tiles may have one form.
-    jobs = {path_of(each): job for job, each in stated.items()}
-    if anew or any(_held(path, stated[job]) is None for path, job in jobs.items()):
+    jobs = {path_of(each): tile for tile, each in stated.items()}
+    if anew or any(_held(path, stated[tile]) is None for path, tile in jobs.items()):
         with caches.locked(caches.folder() / KIND / "lock"):
             # Another process may have come first.
-            left = {path: job for path, job in jobs.items() if anew or _held(path, stated[job], say=True) is None}
+            left = {path: tile for path, tile in jobs.items() if anew or _held(path, stated[tile], say=True) is None}
             if left:
                 compile_ahead(left.values(), head_dim, dtype)
-            for path, (tile, form) in left.items():
-                _HELD[path] = found = measure(Gpu(tile, head_dim, dtype, form), stated[tile, form])
+            for path, tile in left.items():
+                _HELD[path] = found = measure(Gpu(tile, head_dim, dtype), stated[tile])
                 _say_spread(tile, found)
                 try:
                     artifacts.write_json(path, KIND, VERSION, asdict(found))
                 except ArtifactError as error:
                     _LOG.warning("the calibration serves this process alone: %s", error)
-    return {tile.name: tuple(_HELD[path_of(stated[tile, form])] for form in kept[tile]) for tile in chosen}
+    return {tile.name: _HELD[path_of(stated[tile])] for tile in chosen}
 
 
 def summary(calibration) -> dict:
@@ -151,12 +163,10 @@ class Gpu:
     """The GPU that torch computes on, running launches of one tile."""
 
     device = "cuda"
-    form = None
 
-    def __init__(self, tile, head_dim, dtype, form=None):
-        """Launch items of `tile` in programs of `head_dim` and `dtype` (a name); form: None for this GPU's."""
+    def __init__(self, tile, head_dim, dtype):
+        """Launch items of `tile` in programs of `head_dim` and `dtype` (a name)."""
         self.tile, self.head_dim, self.dtype = tile, head_dim, getattr(torch, dtype)
-        self.form = form or forms.of(tile, head_dim, self.dtype)
         self.facts = devices.describe("cuda")
         self._size: tuple[int, int] | None = None
         self._tokens: tuple[torch.Tensor, ...] = ()
@@ -165,7 +175,7 @@ class Gpu:
     def setup(self) -> Setup:
         """What the points of this tile share."""
         sizes = {name: self.facts[name] for name in ("multiprocessors", "l2_bytes")}
-        form = self.form or forms.of(self.tile, self.head_dim, self.dtype)
+        form = config.for_tile(self.tile, self.head_dim, self.dtype)
         dtype = str(self.dtype).removeprefix("torch.")
         return Setup(self.tile.rows, form.step_keys, self.head_dim, dtype, **sizes)
 
@@ -194,7 +204,7 @@ class Gpu:
             ]
             self._tokens = *qkv, torch.empty_like(qkv[0])
         common = setting((n_tokens, n_tokens), 1, self.head_dim, self.dtype)
-        return executor.Launch(lists, self.tile, common, self._tokens[0].device, self.form), self._tokens
+        return executor.Launch(lists, self.tile, common, self._tokens[0].device), self._tokens
 
 
 def measure(gpu, stated):
@@ -229,40 +239,31 @@ def measure(gpu, stated):
     return fitted(setup, us, groups, needs, made_for=stated, spread=spread, seconds=seconds)
 
 
-def compile_ahead(chosen, head_dim: int, dtype: torch.dtype) -> None:
-    """Compile the variants for pairs `chosen` of a tile and a form in processes side by side; Triton finds them in its
-    cache then.
+def compile_ahead(chosen: Iterable[Tile], head_dim: int, dtype: str) -> None:
+    """Compile the variants of the tiles `chosen` in processes side by side; Triton finds them in its cache then.
 
     What they do not compile is compiled later, one after the other.
     """
     variants = list(itertools.product(VARIANTS, (False, True)))
-    jobs = [f"{tile.name},{rank},{split:d},{forms.as_word(form)}" for tile, form in chosen for rank, split in variants]
-    side_by_side(__name__, head_dim, dtype, jobs)
-
-
-def side_by_side(module, head_dim: int, dtype: torch.dtype, jobs) -> set:
-    """Have processes of `module`, a dotted name, do `jobs`, words each; returns the jobs that they say are done."""
+    jobs = [f"{tile.name},{rank},{split:d}" for tile in chosen for rank, split in variants]
     n = min(len(jobs), len(os.sched_getaffinity(0)))
     source = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-    command: list = [sys.executable, "-m", module, str(head_dim), dtype]
-    with tempfile.TemporaryFile("w+") as said:
-        where: dict[str, Any] = {"stdout": said, "stderr": subprocess.DEVNULL}
-        running = [subprocess.Popen([*command, *jobs[i::n]], env=environment, **where) for i in range(n)]
-        for process in progress.with_progress(running, "compile"):
-            try:
-                process.wait(COMPILE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        said.seek(0)
-        return set(said.read().split())
+    command = [sys.executable, "-m", __name__, str(head_dim), dtype]
+    null = subprocess.DEVNULL
+    running = [subprocess.Popen([*command, *jobs[i::n]], env=environment, stdout=null, stderr=null) for i in range(n)]
+    for process in progress.with_progress(running, "compile"):
+        try:
+            process.wait(COMPILE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _compile(head_dim, dtype, *jobs):
     """Compile the variants that `jobs` name, as `compile_ahead` asks for them."""
     for job in jobs:
-        name, rank, split, word = job.split(",", 3)
-        gpu = Gpu(tiles.parse(name), int(head_dim), dtype, forms.from_word(word))
+        name, rank, split = job.split(",")
+        gpu = Gpu(tiles.parse(name), int(head_dim), dtype)
         gpu.resources(gpu.setup.compiled(None if rank == "None" else int(rank), bool(int(split))))
 
 

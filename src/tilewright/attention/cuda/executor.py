@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from triton import OutOfResources
 
-from tilewright.attention.cuda import bias_values, config, forms, tile_kernel, tile_lists
+from tilewright.attention.cuda import bias_values, config, tile_kernel, tile_lists
 from tilewright.attention.cuda.tile_lists import BYTES, INTERVALS, MASKED, RANKS, Item, Part
 from tilewright.attention.schedule.record import verify_inputs
 from tilewright.attention.setting import Setting, setting
@@ -56,8 +56,7 @@ def prepare(
 ) -> "Executor":
     """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
 
-    blocks: ``{tile: Blocks}``. Kernels have the forms that the schedule states, else this GPU's (`forms`). device: of
-    the lists. options: row_order, col_order, ordered, bias and scale, see
+    blocks: ``{tile: Blocks}``. device: of the lists. options: row_order, col_order, ordered, bias and scale, see
     `attention.backends`. Pairs with a bias of -inf are not allowed; queries without an allowed pair get zeros.
 
     Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order, a bias, a head dim or a scale
@@ -80,7 +79,7 @@ def prepare(
         member = (schedule.round == number) & (schedule.tile == t)
         cover = blocks[schedule.tiles[t]]
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
-        form = config.read(schedule.forms[t]) if schedule.forms else forms.of(cover.tile, head_dim, dtype)
+        form = config.for_tile(cover.tile, head_dim, dtype)
         build = partial(tile_lists.build, step_keys=form.step_keys, index=index(common))
         lists = lists_of(build, cover, columns, common, shape[0])
         rounds.setdefault(number, []).append(Launch(lists, cover.tile, common, device, form))
@@ -169,7 +168,7 @@ class Launch:
         self.lists, self._tile, self._heads, self._units = lists, tile, common.heads, common.units
         sign, scale = signed_scale(common)
         self._scale_log2 = scale * math.log2(math.e)
-        self._config = form or forms.of(tile, common.head_dim, common.dtype)
+        self._config = form or config.for_tile(tile, common.head_dim, common.dtype)
         self._d0, self._d1 = config.HEAD_DIMS[common.head_dim]
         rows, keys = common.taken
         # Where values of a bias stand in its tiles, and the tiles of those that it was planned with, once asked for.
@@ -253,9 +252,9 @@ class Launch:
         if self.tiled:
             memory = _with_tiles(memory, self.own_tiles() if tiles is None else tiles)
         options, grid = {"num_warps": self._config.num_warps, "maxnreg": self._config.maxnreg}, self._grid(q)
-        kernel = tile_kernel.tilewright_tile_attention[grid]
+        kernel = tile_kernel.tilewright_tile_attention
         try:
-            compiled = kernel(q, k, v, out, *memory, *sizes, **constants, **options)
+            compiled = kernel[grid](q, k, v, out, *memory, *sizes, **constants, **options)
         except OutOfResources as error:
             raise DeviceError(
                 f"tile {self._tile.name}: expected to need at most {error.limit} of this device's {error.name}, found "

@@ -9,7 +9,7 @@ import torch
 
 from tilewright import devices
 from tilewright.attention.blocks import work
-from tilewright.attention.cuda import config, executor, forms, tile_lists
+from tilewright.attention.cuda import config, executor, tile_lists
 from tilewright.attention.cuda.tile_lists import Item, Part
 from tilewright.attention.profile import fitted, item_shape
 from tilewright.attention.setting import setting
@@ -25,9 +25,7 @@ MIN_REPS = 10
 MOST_THREADS, MOST_PROGRAMS, PARTS = 2048, 32, 4
 
 
-def measure(
-    blocks, *, heads: int, head_dim: int, dtype: torch.dtype, split_keys, seed: int, budget_s, known=None, form=None
-):
+def measure(blocks, *, heads: int, head_dim: int, dtype: torch.dtype, split_keys, seed: int, budget_s, known=None):
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; arguments as in `attention.measure`.
 
     An item is one program for each head. A shape is timed with as many items as all blocks have, since the time of a
@@ -38,15 +36,14 @@ def measure(
     every other one. The difference tells the load of all, which the latencies are scaled to, and the rest is `tile_us`
     (`profile.fitted`). The schedule with this tile alone is then predicted as it was timed, and a part of the
     regions takes its share of the load. All launches are of one compiled kernel, that of all items. A launch is a cost
-    of the round, see `devices.cuda.facts`. known: not used, for split items beside it change what an item takes. form:
-    of the kernel, as `forms.stated` has it; None for the first of this GPU's.
+    of the round, see `devices.cuda.facts`. known: not used, for split items beside it change what an item takes.
     """
     config.check_head_dim(head_dim)
     device, items = devices.describe("cuda"), work.items(blocks, split_keys)
     if not items.n_shapes:
         return 0.0, 0.0, []
     multiprocessors, launch_us, n_items = device["multiprocessors"], device["launch_us"], len(items.block)
-    probe = Probe(blocks, items, heads=heads, head_dim=head_dim, dtype=dtype, seed=seed, form=form)
+    probe = Probe(blocks, items, heads=heads, head_dim=head_dim, dtype=dtype, seed=seed)
     share_s, lists = budget_s / (3 * items.n_shapes + 2), probe.lists
     needs, shapes = resources(probe.compiled(), device), []
     for shape in progress.with_progress(range(items.n_shapes), f"profile {blocks.tile.name}"):
@@ -93,11 +90,10 @@ class Probe:
     lists: `TileLists` of all `items`. shape: int [I], the shape of each item of the lists. setting: of the kernel.
     """
 
-    def __init__(self, blocks, items, *, heads, head_dim, dtype, seed: int, form=None):
-        """Make lists and tokens; items: ``work.items(blocks, …)``; dtype: a name such as ``bfloat16``; form: see
-        `measure`."""
+    def __init__(self, blocks, items, *, heads, head_dim, dtype, seed: int):
+        """Make lists and tokens; items: ``work.items(blocks, …)``; dtype: a name such as ``bfloat16``."""
         self.setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
-        form = forms.of(blocks.tile, head_dim, self.setting.dtype) if form is None else config.read(form)
+        form = config.for_tile(blocks.tile, head_dim, self.setting.dtype)
         self.lists = tile_lists.build(blocks, items.block, items.run_lo, items.run_hi, form.step_keys)
         # The lists have the longest first.
         self.shape = items.shape[np.argsort(items.run_lo - items.run_hi, kind="stable")]

@@ -63,8 +63,6 @@ class Schedule:
     model_size: ``{"variables", "integers", "constraints", "nonzeros"}``, zeros for heuristics. solve_s: seconds of
         the search and of the heuristic that it starts from.
     note: a remark on how the schedule was found, or empty.
-    forms: how the kernel of each of the tiles is compiled, as its profile states it; empty where the device that runs
-        the schedule decides.
     trials: of a tuned one, those that were timed; the schedule is the fastest of them, as `chosen` says. tuned_s:
         seconds that this took.
     """
@@ -101,7 +99,6 @@ class Schedule:
     merge_error: Finite = 0.0
     further: tuple[Size | None, ...] = ()
     note: str = ""
-    forms: tuple[dict[str, int | str | None], ...] = ()
     trials: tuple[Trial, ...] = ()
     tuned_s: Amount = 0.0
 
@@ -241,6 +238,8 @@ def read(path: str | Path) -> Schedule | Skipped:
     document = artifacts.read_json(path, KIND, VERSION)
     if document.get("status") == "skipped":
         return contents.fields(path, KIND, document, Skipped)
+    # Of development versions, whose tiles had kernels of several forms.
+    contents.expect(path, not document.get("forms"), "a schedule that states no forms of kernels", "some")
     facts = contents.fields(path, KIND, document, _Facts)
     lists = contents.fields(path, KIND, document.get("work"), _Work)
     try:
@@ -253,7 +252,6 @@ def read(path: str | Path) -> Schedule | Skipped:
     found = Schedule(**values)
     each = {len(set(found.tiles)), len(found.tiles), *(len(getattr(found, name)) for name in _PER_TILE)}
     contents.expect(path, len(each) == 1, f"different tiles, and as many of {', '.join(_PER_TILE)}", found.tiles)
-    contents.expect(path, len(found.forms) in (0, len(found.tiles)), "a form for each of the tiles", found.forms)
     contents.within(path, "tile", found.tile, 0, len(found.tiles) - 1)
     contents.expect(path, len(set(found.lengths)) == len(found.lengths), "different split lengths", found.lengths)
     contents.within(path, "length", found.length, 0, len(found.lengths) - 1)

@@ -112,16 +112,9 @@ def solve(
         gap=proven,
         lower_bounds=bounds,
         device_id=profile.device_id,
-        forms=_forms([profiles[name] for name in blocks]),
         **facts,
         **_work_list(problem, blocks, *choice),
     )
-
-
-def _forms(profiles):
-    """The forms that `profiles` state, a tuple; empty unless all do."""
-    found = tuple(profile.form for profile in profiles)
-    return () if None in found else found
 
 
 def objective_of(solver: str, stated: str) -> str:
