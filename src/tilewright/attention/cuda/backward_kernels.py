@@ -17,29 +17,19 @@ import triton
 import triton.language as tl
 
 from tilewright.attention.cuda.tile_kernel import (
-    BOUNDS,
     FEW_ROWS,
     FLAGS,
     FLOOR,
     FLOOR_HALF,
-    ITEM_FIRST_ROW,
-    ITEM_FIRST_STEP,
-    ITEM_FULL_STEPS,
-    ITEM_LEFT_FACTOR,
-    ITEM_MASK_STEP,
     ITEM_PART,
-    ITEM_ROWS,
-    ITEM_SIZE,
-    ITEM_STEPS,
     MERGED,
-    PART_COUNT,
-    PART_GROUP,
-    PART_NUMBER,
-    PART_SCRATCH_ROW,
-    PART_SIZE,
+    keep_sums,
+    masked,
+    masks_of,
     merge_block,
     merge_row,
-    room,
+    part_of,
+    work_item,
 )
 from tilewright.devices.cuda.online_softmax import load_rows, products
 
@@ -66,26 +56,16 @@ def tilewright_query_gradients(
     lane, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     if item >= n_items:
         return
-    p_item = item_ptr + item * (ITEM_SIZE + (1 if ACROSS else 0))
-    hb = lane
-    if ACROSS:
-        hb = tl.load(p_item + ITEM_SIZE) + lane * ACROSS
-    # A batch, and all heads of an image, may span more than 2**31 values.
-    b, h = (hb // HEADS).to(tl.int64), hb % HEADS
-    head = h.to(tl.int64)
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    p_item, hb, b, h, first_row, n_rows, p_keys, n_full, n_steps, rows = work_item(
+        item_ptr, row_ptr, key_ptr, item, lane, m, BLOCK_N, HEADS, ORDERED, ACROSS
+    )
+    head, m_rows = h.to(tl.int64), m < n_rows
     if WIDE:
         stride_qn, stride_kn = tl.cast(stride_qn, tl.int64), tl.cast(stride_kn, tl.int64)
         stride_vn, stride_on = tl.cast(stride_vn, tl.int64), tl.cast(stride_on, tl.int64)
         stride_gn = tl.cast(stride_gn, tl.int64)
-    first_row, n_rows = tl.load(p_item + ITEM_FIRST_ROW), tl.load(p_item + ITEM_ROWS)
-    first_step = tl.load(p_item + ITEM_FIRST_STEP)
-    n_full, n_steps = tl.load(p_item + ITEM_FULL_STEPS), tl.load(p_item + ITEM_STEPS)
-    m = tl.arange(0, BLOCK_M)
-    n = tl.arange(0, BLOCK_N)
-    m_rows = m < n_rows
-    rows = first_row + tl.minimum(m, n_rows - 1)
-    if not ORDERED:
-        rows = tl.load(row_ptr + rows)
     q_ptr += b * stride_qb + head * stride_qh
     k_ptr += b * stride_kb + head * stride_kh
     v_ptr += b * stride_vb + head * stride_vh
@@ -110,7 +90,6 @@ def tilewright_query_gradients(
     floor: tl.constexpr = FLOOR_HALF if RANK > FLAGS and left_ptr.dtype.element_ty == tl.float16 else FLOOR
     m_i = tl.full((BLOCK_M,), 1.0, tl.float32) * (floor * scale_log2 if PARTIAL else -float("inf"))
     l_i = tl.zeros((BLOCK_M,), tl.float32)
-    p_keys = key_ptr + first_step.to(tl.int64) * BLOCK_N
     keys = tl.load(p_keys + n)  # [BLOCK_N]
 
     if FULL:
@@ -145,18 +124,11 @@ def tilewright_query_gradients(
         l_i = tl.where(l_i > 0, l_i, 1.0)
         store_sums(dq_ptr, rows, acc0 / l_i[:, None], acc1 / l_i[:, None], m_rows, HEAD_DIM, D0, D1)
     elif SPLIT:
-        p_part = part_ptr + part * PART_SIZE
-        group = tl.load(p_part + PART_GROUP)
-        n_parts = tl.load(p_part + PART_COUNT)
-        # Scratch rows of all heads may hold more than 2**31 values. From a part to the next there are `part_rows`.
-        part_rows = n_hb.to(tl.int64) * n_rows
-        first = tl.load(p_part + PART_SCRATCH_ROW).to(tl.int64) * n_hb + lane * n_rows
-        at = first + tl.load(p_part + PART_NUMBER) * part_rows + m
+        count_ptr, n_parts, part_rows, first, at = part_of(part_ptr, count_ptr, part, n_hb, lane, n_rows, m)
         keep_sums(acc_ptr, at, acc0, acc1, m_rows, 0, D0 + D1, D0, D1)
         tl.store(stat_ptr + at * 2, m_i, mask=m_rows)
         tl.store(stat_ptr + at * 2 + 1, l_i, mask=m_rows)
         tl.debug_barrier()
-        count_ptr += group.to(tl.int64) * n_hb + lane
         done = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu")
         if done == n_parts - 1:
             # For the next call.
@@ -201,24 +173,15 @@ def tilewright_key_gradients(
     lane, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     if item >= n_items:
         return
-    p_item = item_ptr + item * (ITEM_SIZE + (1 if ACROSS else 0))
-    hb = lane
-    if ACROSS:
-        hb = tl.load(p_item + ITEM_SIZE) + lane * ACROSS
-    b, h = (hb // HEADS).to(tl.int64), hb % HEADS
-    head = h.to(tl.int64)
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    p_item, hb, b, h, first_row, n_rows, p_queries, n_full, n_steps, rows = work_item(
+        item_ptr, row_ptr, key_ptr, item, lane, m, BLOCK_N, HEADS, ORDERED, ACROSS
+    )
+    head, m_rows = h.to(tl.int64), m < n_rows
     if WIDE:
         stride_qn, stride_kn = tl.cast(stride_qn, tl.int64), tl.cast(stride_kn, tl.int64)
         stride_vn, stride_gn = tl.cast(stride_vn, tl.int64), tl.cast(stride_gn, tl.int64)
-    first_row, n_rows = tl.load(p_item + ITEM_FIRST_ROW), tl.load(p_item + ITEM_ROWS)
-    first_step = tl.load(p_item + ITEM_FIRST_STEP)
-    n_full, n_steps = tl.load(p_item + ITEM_FULL_STEPS), tl.load(p_item + ITEM_STEPS)
-    m = tl.arange(0, BLOCK_M)
-    n = tl.arange(0, BLOCK_N)
-    m_rows = m < n_rows
-    rows = first_row + tl.minimum(m, n_rows - 1)
-    if not ORDERED:
-        rows = tl.load(row_ptr + rows)
     q_ptr += b * stride_qb + head * stride_qh
     k_ptr += b * stride_kb + head * stride_kh
     v_ptr += b * stride_vb + head * stride_vh
@@ -236,7 +199,6 @@ def tilewright_key_gradients(
     dv0 = tl.zeros((BLOCK_M, D0), tl.float32)
     dk1 = tl.zeros((BLOCK_M, D1 if D1 else 1), tl.float32)
     dv1 = tl.zeros((BLOCK_M, D1 if D1 else 1), tl.float32)
-    p_queries = key_ptr + first_step.to(tl.int64) * BLOCK_N
     queries = tl.load(p_queries + n)  # [BLOCK_N]
 
     if FULL:
@@ -279,17 +241,11 @@ def tilewright_key_gradients(
         store_sums(dk_ptr, rows, dk0, dk1, m_rows, HEAD_DIM, D0, D1)
         store_sums(dv_ptr, rows, dv0, dv1, m_rows, HEAD_DIM, D0, D1)
     elif SPLIT:
-        p_part = part_ptr + part * PART_SIZE
-        group = tl.load(p_part + PART_GROUP)
-        n_parts = tl.load(p_part + PART_COUNT)
-        part_rows = n_hb.to(tl.int64) * n_rows
-        first = tl.load(p_part + PART_SCRATCH_ROW).to(tl.int64) * n_hb + lane * n_rows
-        at = first + tl.load(p_part + PART_NUMBER) * part_rows + m
+        count_ptr, n_parts, part_rows, first, at = part_of(part_ptr, count_ptr, part, n_hb, lane, n_rows, m)
         width: tl.constexpr = 2 * (D0 + D1)
         keep_sums(acc_ptr, at, dk0, dk1, m_rows, 0, width, D0, D1)
         keep_sums(acc_ptr, at, dv0, dv1, m_rows, D0 + D1, width, D0, D1)
         tl.debug_barrier()
-        count_ptr += group.to(tl.int64) * n_hb + lane
         done = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu")
         if done == n_parts - 1:
             # For the next call.
@@ -306,47 +262,6 @@ def tilewright_key_gradients(
                     p_dk, p_dv = dk_ptr + k_row * HEAD_DIM, dv_ptr + k_row * HEAD_DIM
                     add_parts_of_row(acc_ptr, p_dk, row, n_parts, part_rows, 0, width, HEAD_DIM, D0, D1)
                     add_parts_of_row(acc_ptr, p_dv, row, n_parts, part_rows, D0 + D1, width, HEAD_DIM, D0, D1)
-
-
-@triton.jit
-def masks_of(
-    p_item, left_ptr, right_ptr, m, h,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RANK: tl.constexpr, MASK_HEADS: tl.constexpr,
-):  # fmt: skip
-    """``(left_ptr, right_ptr, left factor)`` of an item's masks; the factor is of no use where they have none."""
-    mask_step = tl.load(p_item + ITEM_MASK_STEP).to(tl.int64)
-    b_left = m
-    if RANK == BOUNDS:
-        right_ptr += mask_step * (2 * BLOCK_M)
-    elif RANK > FLAGS:
-        r = tl.arange(0, RANK)
-        left_ptr += tl.load(p_item + ITEM_LEFT_FACTOR).to(tl.int64) * (BLOCK_M * RANK)
-        b_left = tl.load(left_ptr + m[:, None] * RANK + r[None, :])  # [BLOCK_M, RANK]
-        right_ptr += mask_step * (RANK * BLOCK_N)
-    else:
-        right_ptr += (mask_step * MASK_HEADS + h % MASK_HEADS) * (BLOCK_M * BLOCK_N)
-    return left_ptr, right_ptr, b_left
-
-
-@triton.jit
-def masked(
-    b_s, b_left, right_ptr, step, m, n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RANK: tl.constexpr, MASK_HEADS: tl.constexpr,
-):  # fmt: skip
-    """Scores [BLOCK_M, BLOCK_N] with the mask of a step, as `tile_kernel` has it. step: of an item's masks."""
-    if RANK == BOUNDS:
-        p_bounds = right_ptr + step * (2 * BLOCK_M) + m
-        b_s = tl.minimum(b_s, room(n, tl.load(p_bounds), tl.load(p_bounds + BLOCK_M)))
-    elif RANK > FLAGS:
-        r = tl.arange(0, RANK)
-        b_right = tl.load(right_ptr + step * (RANK * BLOCK_N) + r[:, None] + n[None, :] * RANK)  # [RANK, BLOCK_N]
-        b_s = tl.dot(b_left, b_right, b_s, input_precision="ieee")
-    else:
-        p_mask = right_ptr + step * (MASK_HEADS * BLOCK_M * BLOCK_N)
-        b_mask = tl.load(p_mask + m[:, None] * BLOCK_N + n[None, :])  # [BLOCK_M, BLOCK_N]
-        # As the highest byte of a float, 255 is -2**127, far below the floor.
-        b_s += (b_mask.to(tl.uint32) << 24).to(tl.float32, bitcast=True) if RANK == FLAGS else b_mask
-    return b_s
 
 
 @triton.jit
@@ -407,18 +322,6 @@ def store_sums(
     if D1:
         d1 = D0 + tl.arange(0, D1)
         tl.store(p_x + d1[None, :], b_x1.to(x_ptr.dtype.element_ty), mask=m_rows[:, None] & (d1 < HEAD_DIM)[None, :])
-
-
-@triton.jit
-def keep_sums(
-    acc_ptr, at, b_x0, b_x1, m_rows,
-    BEGIN: tl.constexpr, WIDTH: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-):  # fmt: skip
-    """Leave [BLOCK_M, D0] and [BLOCK_M, D1] in the scratch rows `at` of WIDTH values, from value BEGIN on."""
-    p_x = acc_ptr + at[:, None] * WIDTH + BEGIN
-    tl.store(p_x + tl.arange(0, D0)[None, :], b_x0, mask=m_rows[:, None])
-    if D1:
-        tl.store(p_x + D0 + tl.arange(0, D1)[None, :], b_x1, mask=m_rows[:, None])
 
 
 @triton.jit

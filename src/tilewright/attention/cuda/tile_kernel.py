@@ -74,24 +74,15 @@ def tilewright_tile_attention(
     lane, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     if item >= n_items:
         return
-    p_item = item_ptr + item * (ITEM_SIZE + (1 if ACROSS else 0))
-    hb = lane
-    if ACROSS:
-        hb = tl.load(p_item + ITEM_SIZE) + lane * ACROSS
-    # A batch, and all heads of an image, may span more than 2**31 values.
-    b, h = (hb // HEADS).to(tl.int64), hb % HEADS
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    p_item, _, b, h, first_row, n_rows, p_keys, n_full, n_steps, rows = work_item(
+        item_ptr, row_ptr, key_ptr, item, lane, m, BLOCK_N, HEADS, ORDERED, ACROSS
+    )
     head = h.to(tl.int64)
     if WIDE:
         stride_qn, stride_kn = tl.cast(stride_qn, tl.int64), tl.cast(stride_kn, tl.int64)
         stride_vn, stride_on = tl.cast(stride_vn, tl.int64), tl.cast(stride_on, tl.int64)
-    first_row, n_rows = tl.load(p_item + ITEM_FIRST_ROW), tl.load(p_item + ITEM_ROWS)
-    first_step = tl.load(p_item + ITEM_FIRST_STEP)
-    n_full, n_steps = tl.load(p_item + ITEM_FULL_STEPS), tl.load(p_item + ITEM_STEPS)
-    m = tl.arange(0, BLOCK_M)
-    n = tl.arange(0, BLOCK_N)
-    rows = first_row + tl.minimum(m, n_rows - 1)
-    if not ORDERED:
-        rows = tl.load(row_ptr + rows)
     q_ptr += b * stride_qb + head * stride_qh
     k_ptr += b * stride_kb + head * stride_kh
     v_ptr += b * stride_vb + head * stride_vh
@@ -104,7 +95,6 @@ def tilewright_tile_attention(
     floor: tl.constexpr = FLOOR_HALF if RANK > FLAGS and left_ptr.dtype.element_ty == tl.float16 else FLOOR
     m_i = tl.full((BLOCK_M,), 1.0, tl.float32) * (floor * scale_log2 if PARTIAL else -float("inf"))
     l_i = tl.zeros((BLOCK_M,), tl.float32)
-    p_keys = key_ptr + first_step.to(tl.int64) * BLOCK_N
     keys = tl.load(p_keys + n)  # [BLOCK_N]
 
     if FULL:
@@ -117,32 +107,12 @@ def tilewright_tile_attention(
             keys = next_keys
 
     if PARTIAL:
-        mask_step = tl.load(p_item + ITEM_MASK_STEP).to(tl.int64)
-        if RANK == BOUNDS:
-            right_ptr += mask_step * (2 * BLOCK_M)
-        elif RANK > FLAGS:
-            r = tl.arange(0, RANK)
-            left_ptr += tl.load(p_item + ITEM_LEFT_FACTOR).to(tl.int64) * (BLOCK_M * RANK)
-            b_left = tl.load(left_ptr + m[:, None] * RANK + r[None, :])  # [BLOCK_M, RANK]
-            right_ptr += mask_step * (RANK * BLOCK_N)
-        else:
-            right_ptr += (mask_step * MASK_HEADS + h % MASK_HEADS) * (BLOCK_M * BLOCK_N)
+        left_ptr, right_ptr, b_left = masks_of(p_item, left_ptr, right_ptr, m, h, BLOCK_M, BLOCK_N, RANK, MASK_HEADS)
         for j in tl.range(n_full, n_steps, num_stages=NUM_STAGES):
             next_keys = tl.load(p_keys + (j + 1) * BLOCK_N + n)  # [BLOCK_N]
             b_k0, b_k1 = load_rows(k_ptr, keys, stride_kn, HEAD_DIM, D0, D1)
             b_s = products(b_q0, b_q1, b_k0, b_k1, D1)
-            if RANK == BOUNDS:
-                p_bounds = right_ptr + (j - n_full).to(tl.int64) * (2 * BLOCK_M) + m
-                b_s = tl.minimum(b_s, room(n, tl.load(p_bounds), tl.load(p_bounds + BLOCK_M)))
-            elif RANK > FLAGS:
-                p_right = right_ptr + (j - n_full).to(tl.int64) * (RANK * BLOCK_N)
-                b_right = tl.load(p_right + r[:, None] + n[None, :] * RANK)  # [RANK, BLOCK_N]
-                b_s = tl.dot(b_left, b_right, b_s, input_precision="ieee")
-            else:
-                p_mask = right_ptr + (j - n_full).to(tl.int64) * (MASK_HEADS * BLOCK_M * BLOCK_N)
-                b_mask = tl.load(p_mask + m[:, None] * BLOCK_N + n[None, :])  # [BLOCK_M, BLOCK_N]
-                # As the highest byte of a float, 255 is -2**127, far below the floor. No unit converts bytes as fast.
-                b_s += (b_mask.to(tl.uint32) << 24).to(tl.float32, bitcast=True) if RANK == FLAGS else b_mask
+            b_s = masked(b_s, b_left, right_ptr, (j - n_full).to(tl.int64), m, n, BLOCK_M, BLOCK_N, RANK, MASK_HEADS)
             b_v0, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, D0, D1)
             m_i, l_i, acc0, acc1 = update(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, D1)
             keys = next_keys
@@ -157,22 +127,11 @@ def tilewright_tile_attention(
             l_i = tl.where(l_i > 0, l_i, 1.0)
         store_rows(o_ptr, rows, stride_on, acc0, acc1, l_i, m_rows, HEAD_DIM, D0, D1)
     elif SPLIT:
-        p_part = part_ptr + part * PART_SIZE
-        group = tl.load(p_part + PART_GROUP)
-        n_parts = tl.load(p_part + PART_COUNT)
-        # Scratch rows of all heads may hold more than 2**31 values. From a part to the next there are `part_rows`.
-        part_rows = n_hb.to(tl.int64) * n_rows
-        first = tl.load(p_part + PART_SCRATCH_ROW).to(tl.int64) * n_hb + lane * n_rows
-        at = first + tl.load(p_part + PART_NUMBER) * part_rows + m
-        d0 = tl.arange(0, D0)
-        tl.store(acc_ptr + at[:, None] * (D0 + D1) + d0[None, :], acc0, mask=m_rows[:, None])
-        if D1:
-            d1 = D0 + tl.arange(0, D1)
-            tl.store(acc_ptr + at[:, None] * (D0 + D1) + d1[None, :], acc1, mask=m_rows[:, None])
+        count_ptr, n_parts, part_rows, first, at = part_of(part_ptr, count_ptr, part, n_hb, lane, n_rows, m)
+        keep_sums(acc_ptr, at, acc0, acc1, m_rows, 0, D0 + D1, D0, D1)
         tl.store(stat_ptr + at * 2, m_i, mask=m_rows)
         tl.store(stat_ptr + at * 2 + 1, l_i, mask=m_rows)
         tl.debug_barrier()
-        count_ptr += group.to(tl.int64) * n_hb + lane
         done = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu")
         if done == n_parts - 1:
             # For the next call.
@@ -192,6 +151,69 @@ def tilewright_tile_attention(
 
 
 @triton.jit
+def work_item(
+    item_ptr, row_ptr, key_ptr, item, lane, m,
+    BLOCK_N: tl.constexpr, HEADS: tl.constexpr, ORDERED: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """``(its record, the head of all images, image, head, first row, rows, its keys, steps without a mask, steps,
+    positions of the rows m)`` of a work item for one of its heads, `lane`. Rows beyond the last are that one."""
+    p_item = item_ptr + item * (ITEM_SIZE + (1 if ACROSS else 0))
+    hb = lane
+    if ACROSS:
+        hb = tl.load(p_item + ITEM_SIZE) + lane * ACROSS
+    # A batch, and all heads of an image, may span more than 2**31 values.
+    b, h = (hb // HEADS).to(tl.int64), hb % HEADS
+    first_row, n_rows = tl.load(p_item + ITEM_FIRST_ROW), tl.load(p_item + ITEM_ROWS)
+    p_keys = key_ptr + tl.load(p_item + ITEM_FIRST_STEP).to(tl.int64) * BLOCK_N
+    n_full, n_steps = tl.load(p_item + ITEM_FULL_STEPS), tl.load(p_item + ITEM_STEPS)
+    rows = first_row + tl.minimum(m, n_rows - 1)
+    if not ORDERED:
+        rows = tl.load(row_ptr + rows)
+    return p_item, hb, b, h, first_row, n_rows, p_keys, n_full, n_steps, rows
+
+
+@triton.jit
+def masks_of(
+    p_item, left_ptr, right_ptr, m, h,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RANK: tl.constexpr, MASK_HEADS: tl.constexpr,
+):  # fmt: skip
+    """``(left_ptr, right_ptr, left factor)`` of an item's masks; the factor is of no use where they have none."""
+    mask_step = tl.load(p_item + ITEM_MASK_STEP).to(tl.int64)
+    b_left = m
+    if RANK == BOUNDS:
+        right_ptr += mask_step * (2 * BLOCK_M)
+    elif RANK > FLAGS:
+        r = tl.arange(0, RANK)
+        left_ptr += tl.load(p_item + ITEM_LEFT_FACTOR).to(tl.int64) * (BLOCK_M * RANK)
+        b_left = tl.load(left_ptr + m[:, None] * RANK + r[None, :])  # [BLOCK_M, RANK]
+        right_ptr += mask_step * (RANK * BLOCK_N)
+    else:
+        right_ptr += (mask_step * MASK_HEADS + h % MASK_HEADS) * (BLOCK_M * BLOCK_N)
+    return left_ptr, right_ptr, b_left
+
+
+@triton.jit
+def masked(
+    b_s, b_left, right_ptr, step, m, n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RANK: tl.constexpr, MASK_HEADS: tl.constexpr,
+):  # fmt: skip
+    """Scores [BLOCK_M, BLOCK_N] with the mask of a step, of an item's masks."""
+    if RANK == BOUNDS:
+        p_bounds = right_ptr + step * (2 * BLOCK_M) + m
+        b_s = tl.minimum(b_s, room(n, tl.load(p_bounds), tl.load(p_bounds + BLOCK_M)))
+    elif RANK > FLAGS:
+        r = tl.arange(0, RANK)
+        b_right = tl.load(right_ptr + step * (RANK * BLOCK_N) + r[:, None] + n[None, :] * RANK)  # [RANK, BLOCK_N]
+        b_s = tl.dot(b_left, b_right, b_s, input_precision="ieee")
+    else:
+        p_mask = right_ptr + step * (MASK_HEADS * BLOCK_M * BLOCK_N)
+        b_mask = tl.load(p_mask + m[:, None] * BLOCK_N + n[None, :])  # [BLOCK_M, BLOCK_N]
+        # As the highest byte of a float, 255 is -2**127, far below the floor. No unit converts bytes as fast.
+        b_s += (b_mask.to(tl.uint32) << 24).to(tl.float32, bitcast=True) if RANK == FLAGS else b_mask
+    return b_s
+
+
+@triton.jit
 def room(n, middle, half):
     """[BLOCK_M, BLOCK_N]: how far each of the keys `n` lies inside of an interval, below zero outside, times PER_KEY.
 
@@ -201,6 +223,32 @@ def room(n, middle, half):
     # sums of floats and the least of two take fewer instructions than comparisons, and units with more lanes do them.
     lane, rest = (n & LANES).to(tl.float32) * PER_KEY, (n & ~LANES).to(tl.float32) * PER_KEY
     return half[:, None] - tl.abs(rest[None, :] - (middle[:, None] - lane[None, :]))
+
+
+@triton.jit
+def part_of(part_ptr, count_ptr, part, n_hb, lane, n_rows, m):
+    """``(counter of the block, its parts, rows from one to the next, first scratch row of all, scratch rows)`` of a
+    part of a split block."""
+    p_part = part_ptr + part * PART_SIZE
+    group = tl.load(p_part + PART_GROUP)
+    n_parts = tl.load(p_part + PART_COUNT)
+    # Scratch rows of all heads may hold more than 2**31 values.
+    part_rows = n_hb.to(tl.int64) * n_rows
+    first = tl.load(p_part + PART_SCRATCH_ROW).to(tl.int64) * n_hb + lane * n_rows
+    at = first + tl.load(p_part + PART_NUMBER) * part_rows + m
+    return count_ptr + group.to(tl.int64) * n_hb + lane, n_parts, part_rows, first, at
+
+
+@triton.jit
+def keep_sums(
+    acc_ptr, at, b_x0, b_x1, m_rows,
+    BEGIN: tl.constexpr, WIDTH: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+):  # fmt: skip
+    """Leave [BLOCK_M, D0] and [BLOCK_M, D1] in the scratch rows `at` of WIDTH values, from value BEGIN on."""
+    p_x = acc_ptr + at[:, None] * WIDTH + BEGIN
+    tl.store(p_x + tl.arange(0, D0)[None, :], b_x0, mask=m_rows[:, None])
+    if D1:
+        tl.store(p_x + D0 + tl.arange(0, D1)[None, :], b_x1, mask=m_rows[:, None])
 
 
 @triton.jit
