@@ -48,6 +48,7 @@ def launched(monkeypatch):
                 made[name] = Kernel(getattr(module, name), found.direct, found.usual)
                 monkeypatch.setattr(module, name, made[name])
         # Launches hold their kernel since they were defined.
+        monkeypatch.setattr(cuda_executor.Launch, "kernel", made["tilewright_tile_attention"])
         monkeypatch.setattr(backward.QueryLaunch, "kernel", made["tilewright_query_gradients"])
         monkeypatch.setattr(backward.KeyLaunch, "kernel", made["tilewright_key_gradients"])
         monkeypatch.setattr(_internals, "triton_launcher", lambda compiled, *_: (compiled.launch, (), False))

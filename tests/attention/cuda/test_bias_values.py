@@ -197,6 +197,7 @@ def launches(monkeypatch):
     for (module, name), kernel in made.items():
         monkeypatch.setattr(module, name, kernel)
     # Launches hold their kernel since they were defined.
+    monkeypatch.setattr(cuda_executor.Launch, "kernel", made[tile_kernel, "tilewright_tile_attention"])
     for launch, name in ((backward.QueryLaunch, "query"), (backward.KeyLaunch, "key")):
         monkeypatch.setattr(launch, "kernel", made[backward_kernels, f"tilewright_{name}_gradients"])
     return SimpleNamespace(usual=usual, direct=direct)

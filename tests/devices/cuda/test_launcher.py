@@ -13,6 +13,7 @@ from helpers import plans
 from tilewright.attention.blocks.tiles import parse
 from tilewright.attention.cuda import config
 from tilewright.attention.cuda import executor as cuda_executor
+from tilewright.attention.cuda import launch as cuda_launch
 from tilewright.attention.cuda import tile_kernel as cuda_tile_kernel
 from tilewright.attention.cuda.tile_lists import Item
 from tilewright.core.caches import Recent
@@ -89,12 +90,10 @@ def ready(monkeypatch, launched):
     usual = []
 
     class Kernel:
-        arg_names = cuda_tile_kernel.tilewright_tile_attention.arg_names
-
         def __getitem__(self, grid):
             return lambda *args, **constants: (usual.append((grid, args, constants)), compiled(launched))[1]
 
-    monkeypatch.setattr(cuda_tile_kernel, "tilewright_tile_attention", Kernel())
+    monkeypatch.setattr(cuda_executor.Launch, "kernel", Kernel())
     cover = plans.covers(plans.reordered(plans.pattern(60, 60, empty=0)), ["64x1"])
     schedule = plans.scheduled(cover, split_keys=16, rounds=1)
     call = cuda_executor.prepare(schedule, cover, heads=2, head_dim=32, dtype=torch.float32, device="cpu")
@@ -116,12 +115,13 @@ def fused():
     return list(torch.randn(1, 60, 3, 2, 32).permute(2, 0, 3, 1, 4))
 
 
-def test_constants_stand_in_the_kernels_order(ready):
+def test_arguments_stand_in_the_kernels_order(ready):
     ready.call(*inputs())
-    *_, constants = ready.usual[0]
-    names = cuda_tile_kernel.tilewright_tile_attention.arg_names
-    *own, warps, registers = constants
-    assert own == names[-len(own) :] and (warps, registers) == ("num_warps", "maxnreg")
+    _, arguments, options = ready.usual[0]
+    launch = ready.call.launches[0]
+    named = dict(zip(KERNEL.arg_names, arguments, strict=True))
+    assert launch.constants.items() <= named.items() and options.keys() == {"num_warps", "maxnreg"}
+    assert named["n_items"] == len(launch.lists.items) and named["item_ptr"] is launch.held("item_ptr")
 
 
 def test_a_second_call_launches_directly_what_the_first_did(ready):
@@ -129,9 +129,9 @@ def test_a_second_call_launches_directly_what_the_first_did(ready):
     ready.call(q, k, v)
     out = ready.call(q, k, v)
     assert (len(ready.usual), len(ready.direct)) == (1, 1)
-    grid, arguments, constants = ready.usual[0]
+    grid, arguments, _ = ready.usual[0]
     *place, given = ready.direct[0] if triton.__version__ >= "3.7" else (*ready.direct[0][:13], ready.direct[0][13:])
-    usual = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in (*arguments, *constants.values())][:-2]
+    usual = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments]
     usual[3] = out.data_ptr()
     assert place[:4] == [*grid, 0] and list(given) == usual
 
@@ -233,7 +233,12 @@ def test_what_is_remembered_is_bounded(ready, monkeypatch):
     known = ready.call._known.items()
     assert len(known) == 10 and max(len(calls) for _, calls in known) <= cuda_launcher.CALLS
     largest = launch.scratch_bytes(20)
-    held = sum(x.nbytes for made in launch._scratch.values() for _, (acc, stat, _) in made for x in (acc, stat))
+    held = sum(
+        x.nbytes
+        for made in launch._scratch.values()
+        for _, parts in made
+        for x in (parts["acc_ptr"], parts["stat_ptr"])
+    )
     assert largest <= held <= 4 * largest
 
 
@@ -292,7 +297,7 @@ def test_calls_that_are_looked_through_do_not_change_meanwhile(ready, monkeypatc
 
 
 def test_many_items_are_spread_over_a_grid(ready, monkeypatch):
-    monkeypatch.setattr(cuda_executor, "MOST_ACROSS", 3)
+    monkeypatch.setattr(cuda_launch, "MOST_ACROSS", 3)
     ready.call(*inputs(2))
     grid, arguments, _ = ready.usual[0]
     items = len(ready.call.launches[0].lists.items)
@@ -309,7 +314,7 @@ def test_a_device_with_too_little_shared_memory_is_refused(ready, monkeypatch):
         def __getitem__(self, grid):
             raise OutOfResources(250000, 101376, "shared memory")
 
-    monkeypatch.setattr(cuda_tile_kernel, "tilewright_tile_attention", Kernel())
+    monkeypatch.setattr(cuda_executor.Launch, "kernel", Kernel())
     with pytest.raises(DeviceError, match=r"tile 64x1: .* at most 101376 .*shared memory, found 250000"):
         ready.call(*inputs())
 
@@ -341,7 +346,7 @@ def test_another_current_gpu_is_left_as_it_was(ready, monkeypatch):
 
 def test_memory_is_what_is_held(ready):
     call = ready.call
-    held = sum(x.nbytes for x in call.launches[0]._held)
+    held = sum(x.nbytes for x in call.launches[0]._held.values())
     assert call.memory_bytes == held > 0
     items = call.launches[0].lists.items
     part_rows = items[items[:, Item.PART] >= 0, Item.ROWS].sum()

@@ -6,7 +6,6 @@ items leave. All sums have one order, so that no two calls differ.
 """
 
 import itertools
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import sparse
-from triton import OutOfResources
 
 from tilewright.attention.cuda import (
     backward_kernels,
@@ -27,9 +25,9 @@ from tilewright.attention.cuda import (
     executor,
     tile_lists,
 )
-from tilewright.attention.cuda.config import HEAD_DIMS
-from tilewright.attention.cuda.tile_lists import Item, Part
-from tilewright.core.errors import DeviceError, PatternError
+from tilewright.attention.cuda.launch import ItemLaunch, mask_heads, signed_scale
+from tilewright.attention.cuda.tile_lists import Item
+from tilewright.core.errors import PatternError
 from tilewright.devices import qkv
 from tilewright.devices.cuda import launcher, tape
 
@@ -37,8 +35,8 @@ from tilewright.devices.cuda import launcher, tape
 HALVES = "queries", "keys"
 # Executors of several patterns are differentiated, also in a bias.
 TAKES_UNITS = BIAS_TAKES_UNITS = True
-# Numbers of what calls give beside the tokens: the greatest bias of each query, and tiles of the launches from then on.
-_PEAK, _TILES = 10, 11
+# What is said of a capture that comes first.
+REFUSED = "differentiate the plan once with tensors of these shapes and strides before that"
 
 
 def gradients(forward, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor):
@@ -107,7 +105,7 @@ class Backward:
     def __init__(self, forward, forms=None, halves=HALVES):
         """Make the lists of `forward`; forms: `Forms`, None for the default. halves: those to make, of `HALVES`; with a
         bias those of queries are always made."""
-        _expect_no_capture()
+        launcher.expect_no_capture(REFUSED)
         source, self._forward = forward.source, forward
         common, (n_q, n_k), device = source.common, forward.shape, forward.device
         forms = forms or default(common.head_dim, common.dtype)
@@ -172,9 +170,7 @@ class Backward:
         # Calls with a table, by whether its gradient is asked for. What writes zeros is no launch.
         self._launches_all = self._all_see and self._all_seen
         self._of_tables = {of: tape.Calls(device, partial(self._made, of)) for of in (False, True)}
-        if device.type == "cuda":
-            # Calls may come on any stream.
-            torch.cuda.current_stream(device).synchronize()
+        launcher.settle(device)
 
     @property
     def memory_bytes(self) -> int:
@@ -227,7 +223,7 @@ class Backward:
         if not of_bias:
             return tensors[5:8]
         if self._of_bias is None:
-            _expect_no_capture()
+            launcher.expect_no_capture(REFUSED)
             with self._lock:
                 self._of_bias = bias_gradients.BiasGradients(launches, common, device)
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -242,17 +238,15 @@ class Backward:
             return self._own
         common, device, places = self._forward.source.common, self._forward.device, self._valued
         if places is None:
-            _expect_no_capture()
+            launcher.expect_no_capture(REFUSED)
             launches = itertools.chain(*self._halves.values())
             places = _Values(list(launches), common, self._forward.shape[0], device)
             if table is not None:
                 self._valued = places
         found = places(executor.bias_table(common, table).to(device))
         if table is None:
-            _expect_no_capture()
-            if device.type == "cuda":
-                # Calls may come on any stream.
-                torch.cuda.current_stream(device).synchronize()
+            launcher.expect_no_capture(REFUSED)
+            launcher.settle(device)
             self._own = found
         return found
 
@@ -294,17 +288,7 @@ class Backward:
 
     def run(self, half, tensors):
         """Launch one of `HALVES` through Triton; returns what does so directly, see `launcher.direct`."""
-        together = self._halves[half]
-        beside, calls = launcher.beside(self._forward.device, len(together) - 1), []
-        beside.fork()
-        try:
-            for launch, place in zip(together, beside.places, strict=True):
-                with place():
-                    calls.append(launch.direct(launch(*tensors), *tensors))
-        finally:
-            # Tensors may be freed once this returns, also where a launch was refused.
-            beside.join()
-        return beside.around(calls)
+        return launcher.side_by_side(self._forward.device, self._halves[half], tensors)
 
     def _first(self, key, given, tensors):
         """Check tensors of a new layout, launch through Triton, and store how to launch directly from then on."""
@@ -312,7 +296,7 @@ class Backward:
         if not len(given[0]):
             return
         if not self._seen(given, lambda known: known[1:] == key[1:]):
-            _expect_no_capture()
+            launcher.expect_no_capture(REFUSED)
         launches = [call for half in HALVES for call in self.run(half, tensors)]
         if not launcher.capturing() and not self._seen(given, lambda known: known == key):
             launches = [] if None in launches else launches
@@ -347,8 +331,8 @@ class _Values:
     """Puts the values of a table where the launches of a backward read them; made once, for all values."""
 
     def __init__(self, launches, common, n_queries, device):
-        heads = executor.mask_heads(common)
-        size = executor.signed_scale(common)[1]
+        heads = mask_heads(common)
+        size = signed_scale(common)[1]
         of_queries = [isinstance(launch, QueryLaunch) for launch in launches]
         self._tiles = [
             bias_values.Tiles(launch.lists, heads, size, device, relative)
@@ -383,192 +367,33 @@ class _Values:
         return self._spread(greatest), *tiles
 
 
-def _expect_no_capture():
-    if launcher.capturing():
-        raise DeviceError(
-            "a CUDA graph is being captured: differentiate the plan once with tensors of these shapes and strides "
-            "before that"
-        )
+class _Launch(ItemLaunch):
+    """Work items of one tile and one kernel of a backward."""
 
-
-class _Launch:
-    """Work items of one tile and one kernel: their lists on the device, scratch memory, and the call.
-
-    Tensors of a call are q, k, v, out, grad, dq, dk, dv, log-sum-exps and deltas, in this order.
-    """
-
-    # Set by each: the kernel; the numbers of the tensors that it takes, and of those whose strides it takes; values in
-    # a scratch row, in row widths; whether parts leave their sums of weights.
-    kernel: Any
-    taken: tuple[int, ...]
-    strided: tuple[int, ...]
-    sums: int
-    stated: bool
-    # Among the launches of a backward.
-    number: int
-
-    def __init__(self, lists, form, common, positions, device):
-        """positions: int [rows], [keys] of the lists, in the tensors."""
-        self.lists, self.form, self._heads = lists, form, common.heads
-        self._units = common.units
-        self._sign, self._size = executor.signed_scale(common)
-        self._d0, self._d1 = HEAD_DIMS[common.head_dim]
-        left, right, mask_heads = executor.masks(lists, common, device)
-        rows, keys = positions
-        held = (lists.items, rows.astype(np.int32), keys[lists.keys].astype(np.int32))
-        parts = lists.parts if len(lists.parts) else np.zeros((1, len(Part)), np.int32)
-        # In the kernels' order; tiles of a bias are of each call.
-        self._held = (*(_to(device, x) for x in held), left, right, _to(device, parts))
-        self._constants = {
-            "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
-            "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": mask_heads, "FULL": lists.full,
-            "PARTIAL": lists.partial, "SPLIT": len(lists.parts) > 0,
-            "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": self._sign,
-            "NUM_STAGES": form.num_stages, "ACROSS": 0 if common.units is None else common.units.step,
-        }  # fmt: skip
-        # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
-        self._stream, self._scratch = launcher.current_stream(left.device), {}
+    GIVEN = "q", "k", "v", "o", "g", "dq", "dk", "dv", "lse", "delta", "peak"
 
     @property
-    def memory_bytes(self):
-        """Bytes of lists and masks held between calls."""
-        return sum(x.nbytes for x in self._held if x is not None)
-
-    @property
-    def tiled(self):
-        """Whether masks are tiles of a bias, which each call is given."""
-        return self._held[executor.RIGHT] is None
-
-    @property
-    def executed(self):
-        """Pairs that a head works through."""
-        lists = self.lists
-        return lists.rows * lists.step_keys * int(lists.items[:, Item.STEPS].sum())
-
-    def __call__(self, *tensors):
-        """Launch through Triton; returns the compiled kernel. Raises `DeviceError` where a program does not fit."""
-        memory, sizes, constants = self._arguments(tensors)
-        options = {"num_warps": self.form.num_warps, "maxnreg": self.form.maxnreg}
-        own, grid = [tensors[i] for i in self.taken], self._grid(tensors[0])
-        try:
-            compiled = self.kernel[grid](*own, *memory, *sizes, **constants, **options)
-        except OutOfResources as error:
-            raise DeviceError(
-                f"backward of {self.lists.rows} rows: expected to need at most {error.limit} of this device's "
-                f"{error.name}, found {error.required}"
-            ) from error
-        launcher.taken_down(compiled, grid, (*own, *memory), (*sizes, *constants.values()))
-        return compiled
-
-    def direct(self, compiled, *tensors):
-        """``callable(addresses of all tensors)`` that launches `compiled` for tensors of this layout, see
-        `launcher.direct`."""
-        memory, sizes, constants = self._arguments(tensors)
-        scalars, held = (*sizes, *constants.values()), tuple(x.data_ptr() for x in memory)
-        grid, stream, taken, given = self._grid(tensors[0]), self._stream(), self.taken, self._given()
-        if not given:
-            launch = launcher.direct(compiled, grid, stream, (*held, *scalars))
-            return launch and (lambda *addresses: launch(*(addresses[i] for i in taken)))
-        launch = launcher.direct(compiled, grid, stream, scalars)
-
-        def call(*addresses):
-            now = list(held)
-            for place, number in given:
-                now[place] = addresses[number]
-            launch(*(addresses[i] for i in taken), *now)
-
-        return launch and call
-
-    def _given(self):
-        """``((place in the kernel's memory, number of the tensor), …)`` of what each call gives of a bias."""
-        return ((executor.RIGHT, _TILES + self.number),) if self.tiled else ()
-
-    def _grid(self, q):
-        n = len(self.lists.items)
-        layers = max(1, -(-n // executor.MOST_ACROSS))
-        return self._lanes(q.shape[0]), -(-n // layers), layers
-
-    def _lanes(self, batch):
-        """Heads that each item has in a batch."""
-        return executor.lanes(batch, self._heads, self._units)
-
-    def _arguments(self, tensors):
-        """What the kernel takes after the tensors: memory, sizes, and constants by name."""
-        q, k = tensors[:2]
-        batch, strided = q.shape[0], [tensors[i] for i in self.strided]
-        strides = (stride for x in strided for stride in x.stride()[:3])
-        wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in strided)
-        scale_log2 = self._size * math.log2(math.e)
-        sizes = (*strides, len(self.lists.items), self._lanes(batch), *self._counts(q, k), scale_log2)
-        memory = [x if x is None else launcher.lasting(x) for x in (*self._held, *self._parts(batch))]
-        for place, number in self._given():
-            memory[place] = tensors[number]
-        return memory, (*sizes, *self._scales()), self._constants | {"WIDE": wide}
-
-    def _counts(self, q, k):
-        raise NotImplementedError
-
-    def _scales(self):
-        return (float(self._sign * self._size),)
-
-    def _parts(self, batch):
-        """Sums, statistics and counters of the parts for a batch or a larger one, each stream its own."""
-        made, hb = self._scratch.setdefault(self._stream(), []), self._lanes(batch)
-        # Counters that a graph set to zero would be so only after its first replay: it takes those of any stream.
-        known = itertools.chain(*self._scratch.values()) if launcher.capturing() else made
-        if (found := next((parts for most, parts in known if most >= hb), None)) is None:
-            # At least twice the largest before, so that batches of many sizes take little more than the largest alone.
-            hb = max(hb, 2 * made[-1][0] if made else 0)
-            floats = {"dtype": torch.float32, "device": self._held[0].device}
-            rows, groups = max(1, self.lists.part_rows), max(1, self.lists.groups)
-            found = (
-                torch.empty(rows * hb, self.sums * (self._d0 + self._d1), **floats),
-                *([torch.empty(rows * hb, 2, **floats)] if self.stated else []),
-                torch.zeros(groups * hb, dtype=torch.int32, device=floats["device"]),
-            )
-            made.append((hb, found))
-        return found
+    def what(self) -> str:
+        """The launch, as a refusal names it."""
+        return f"backward of {self.lists.rows} rows"
 
 
 class QueryLaunch(_Launch):
     """Work items whose rows are queries."""
 
     kernel = backward_kernels.tilewright_query_gradients
-    taken, strided = (0, 1, 2, 3, 4, 5, 8, 9), (0, 1, 2, 3, 4)
-    sums, stated = 1, True
-
-    def _counts(self, q, k):
-        return (q.shape[2],)
+    parameters = tuple(kernel.arg_names)
 
     # What `bias_gradients` takes.
 
-    @property
-    def constants(self):
-        """Constants of the kernel, but WIDE, by name."""
-        return self._constants
-
-    @property
-    def row_positions(self):
-        """int32, where the rows of the lists are in the tensors."""
-        return self._held[1]
-
-    @property
-    def key_positions(self):
-        """int32 [steps + 1, step_keys], likewise."""
-        return self._held[2]
-
     def images(self, batch: int):
         """Images of a batch that each item has."""
-        return batch if self._units is None or self._units.by == "head" else 1
+        units = self.common.units
+        return batch if units is None or units.by == "head" else 1
 
     def tiles(self, tensors):
         """float32 [tiles, mask heads, M, N] of a call: relative to the greatest of each row, over the scale."""
-        return tensors[_TILES + self.number]
-
-    @property
-    def scale_log2(self):
-        """What scores are multiplied by to base 2."""
-        return self._size * math.log2(math.e)
+        return tensors[len(self.GIVEN) + self.number]
 
     def find_peaks(self, common, heads: int, begin, source) -> None:
         """Write to `source`, int64 [lanes, N_q], where the greatest bias of each query of these lists stands.
@@ -579,7 +404,7 @@ class QueryLaunch(_Launch):
         items = lists.items.astype(np.int64)
         m = np.arange(lists.rows)
         there = m < items[:, Item.ROWS, None]
-        row = _to_host(self.row_positions)[(items[:, Item.FIRST_ROW, None] + m)[there]]
+        row = self.held("row_ptr").cpu().numpy()[(items[:, Item.FIRST_ROW, None] + m)[there]]
         family = lists.family[items[:, Item.MASK_STEP]]
         # The first head of an item, and further ones as far as tiles tell them apart.
         first = np.zeros(len(items), np.int64) if units is None else items[:, len(Item)]
@@ -593,32 +418,5 @@ class KeyLaunch(_Launch):
     """Work items whose rows are keys."""
 
     kernel = backward_kernels.tilewright_key_gradients
-    taken, strided = (0, 1, 2, 4, 6, 7, 8, 9), (0, 1, 2, 4)
-    sums, stated = 2, False
-
-    def _arguments(self, tensors):
-        memory, sizes, constants = super()._arguments(tensors)
-        return memory, sizes, constants | {"PEAKS": len(tensors[_PEAK]) if self.tiled else 1}
-
-    def _counts(self, q, k):
-        return q.shape[2], k.shape[2]
-
-    def _scales(self):
-        return (*super()._scales(), 1 / self._size)
-
-    def _parts(self, batch):
-        # A pointer needs memory even where there is no bias.
-        parts = super()._parts(batch)
-        return (*parts, parts[0])
-
-    def _given(self):
-        # The greatest of each query comes last.
-        return (*super()._given(), (-1, _PEAK)) if self.tiled else ()
-
-
-def _to(device, array):
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
-
-def _to_host(tensor):
-    return tensor.cpu().numpy()
+    parameters = tuple(kernel.arg_names)
+    sums = 2

@@ -9,9 +9,9 @@ device, and about `PROGRAMS` tiles.
 import numpy as np
 import torch
 import triton
-from triton import OutOfResources
 
-from tilewright.attention.cuda import bias_kernels, executor
+from tilewright.attention.cuda import bias_kernels
+from tilewright.attention.cuda.launch import MOST_ACROSS, mask_heads, to_device
 from tilewright.attention.cuda.repeated import Repeated
 from tilewright.attention.cuda.tile_lists import Item
 from tilewright.core.errors import DeviceError
@@ -38,7 +38,7 @@ class BiasGradients:
 
     def __init__(self, launches, common, device: torch.device | str):
         """launches: `backward.QueryLaunch` of each tile, whose masks are tiles of the bias. common: their `Setting`."""
-        heads, self._shape = executor.mask_heads(common), common.bias.table.shape
+        heads, self._shape = mask_heads(common), common.bias.table.shape
         entries = common.bias.table.numel() // heads
         self._heads, self._device = heads, device
         self._sum_lists = Repeated(bias_kernels.tilewright_sum_lists, device, REFUSED)
@@ -57,10 +57,10 @@ class BiasGradients:
         at, lists, more, self._sums = listed(np.concatenate(places), np.concatenate(of_place), entries)
         # One head of the sums may hold the entries of all.
         self._strides = (self._shape[1] if heads == 1 else self._sums), 1
-        self._steps = [(_to(device, at), _to(device, lists), len(lists))]
+        self._steps = [(to_device(device, at), to_device(device, lists), len(lists))]
         if len(more):
             self._steps.append(
-                (torch.arange(self._sums, dtype=torch.int32, device=device), _to(device, more), len(more))
+                (torch.arange(self._sums, dtype=torch.int32, device=device), to_device(device, more), len(more))
             )
 
     @property
@@ -139,9 +139,9 @@ class _Parts:
             Repeated(kernel, device, REFUSED)
             for kernel in (bias_kernels.tilewright_bias_gradients, bias_kernels.tilewright_fold_tiles)
         )
-        self._uses = _to(device, uses[order].astype(np.int32))
-        self._records = _to(device, np.stack((of_part, first, length, 0 * first), 1).astype(np.int32))
-        self._first = _to(device, np.concatenate(([0], np.cumsum(parts))).astype(np.int32))
+        self._uses = to_device(device, uses[order].astype(np.int32))
+        self._records = to_device(device, np.stack((of_part, first, length, 0 * first), 1).astype(np.int32))
+        self._first = to_device(device, np.concatenate(([0], np.cumsum(parts))).astype(np.int32))
 
     @property
     def memory_bytes(self):
@@ -154,7 +154,7 @@ class _Parts:
         # Where patterns are those of images, a use is of one of them.
         batch, size = launch.images(len(q)), constants["BLOCK_M"] * constants["BLOCK_N"]
         groups = max(1, min(batch, PROGRAMS // (self._count * heads)))
-        layers = max(1, -(-self._count // executor.MOST_ACROSS))
+        layers = max(1, -(-self._count // MOST_ACROSS))
         sums = torch.empty(groups * self._count * heads, size, dtype=torch.float32, device=q.device)
         strided = q, k, v, grad
         strides = [stride for x in strided for stride in x.stride()[:3]]
@@ -163,20 +163,11 @@ class _Parts:
         # In the kernel's order.
         names = "BLOCK_M", "BLOCK_N", "HEAD_DIM", "D0", "D1", "HEADS", "MASK_HEADS", "ORDERED", "SIGN", "NUM_STAGES"
         grid = heads * groups, -(-self._count // layers), layers
-        held = map(lasting, (self._uses, self._records, launch.row_positions, launch.key_positions))
+        held = map(lasting, (self._uses, self._records, launch.held("row_ptr"), launch.held("key_ptr")))
         memory = (*strided, lse, delta, sums, *held, launch.tiles(tensors))
         sizes = *strides, self._count, batch, groups, q.shape[2], launch.scale_log2
-        try:
+        with launcher.fitting("gradient of a bias"):
             self._of_steps(grid, memory, (*sizes, *(constants[name] for name in names), wide), num_warps=form.num_warps)
-        except OutOfResources as error:
-            raise DeviceError(
-                f"gradient of a bias: expected to need at most {error.limit} of this device's {error.name}, found "
-                f"{error.required}"
-            ) from error
         grid = self._tiles * heads, triton.cdiv(size, FOLDED), 1
         following = self._count, groups, begin, tiles.stride(0), heads, size, FOLDED, PARTS
         self._fold(grid, (sums, tiles, lasting(self._first)), following)
-
-
-def _to(device, array):
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

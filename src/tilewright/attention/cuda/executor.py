@@ -5,34 +5,29 @@ reads. Rounds follow one another.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import torch
-from triton import OutOfResources
 
+from tilewright.attention.blocks.tiles import Tile
 from tilewright.attention.cuda import bias_values, config, tile_kernel, tile_lists
-from tilewright.attention.cuda.tile_lists import BYTES, INTERVALS, MASKED, RANKS, Item, Part
+from tilewright.attention.cuda.launch import ItemLaunch, mask_heads, records
+from tilewright.attention.cuda.tile_lists import Item, TileLists
 from tilewright.attention.schedule.record import verify_inputs
 from tilewright.attention.setting import Setting, setting
-from tilewright.core.errors import DeviceError, PatternError
+from tilewright.core.errors import PatternError
 from tilewright.devices import qkv
 from tilewright.devices.cuda import launcher, tape
 
 # Values of a bias are read from their table in each call, where it is on the device.
 READS_TABLES = True
-# Sizes of a scale for which scores, masks and the initial maximum of a row differ in float32.
-SCALES = 2.0**-20, 2.0**20
-# Programs in the second dimension of a grid, at most.
-MOST_ACROSS = 65535
-# Where the masks of the steps are in the memory that a kernel takes.
-RIGHT = 4
+# What is said of a capture that comes first.
+REFUSED = "call the plan once with tensors of these shapes and strides before that"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +58,7 @@ def prepare(
     that does not fit, `TileError` for a tile too small, and `DeviceError` while a CUDA graph is captured.
     """
     verify_inputs(schedule, blocks)
-    _expect_no_capture()
+    launcher.expect_no_capture(REFUSED)
     config.check_head_dim(head_dim)
     shape = next(iter(blocks.values())).shape
     n_rows = shape[0]
@@ -83,9 +78,7 @@ def prepare(
         build = partial(tile_lists.build, step_keys=form.step_keys, index=index(common))
         lists = lists_of(build, cover, columns, common, shape[0])
         rounds.setdefault(number, []).append(Launch(lists, cover.tile, common, device, form))
-    if device.type == "cuda":
-        # Calls may come on any stream.
-        torch.cuda.current_stream(device).synchronize()
+    launcher.settle(device)
     used = [(blocks[schedule.tiles[t]], schedule.tile == t) for t in np.unique(schedule.tile).tolist()]
     written = sum(int(cover.rows[np.unique(schedule.block[member])].sum()) for cover, member in used)
     # A GPU takes the programs of the first launch first: the longest are not to be the last ones.
@@ -140,61 +133,34 @@ def bias_table(common, table=None):
     return table.reshape(mask_heads(common), -1).contiguous()
 
 
-def mask_heads(common):
-    """Heads that tiles of a bias have of their own."""
-    alone = common.bias is None or (common.units is not None and common.units.apart)
-    return 1 if alone else common.heads
+class Launch(ItemLaunch):
+    """Work items of one tile for attention: a call gives q, k, v, memory for the result, and tiles of a bias."""
 
+    kernel = tile_kernel.tilewright_tile_attention
+    parameters = tuple(kernel.arg_names)
+    GIVEN = "q", "k", "v", "o"
+    remedy = "; plan with a smaller tile"
 
-def _expect_no_capture():
-    if launcher.capturing():
-        raise DeviceError(
-            "a CUDA graph is being captured: call the plan once with tensors of these shapes and strides before that"
-        )
-
-
-def lanes(batch: int, heads: int, units):
-    """Heads that each work item has in a batch."""
-    return batch * heads if units is None else units.lanes(batch)
-
-
-class Launch:
-    """Work items of one tile: their lists on the device, scratch memory for what split items leave, and the call.
-
-    form: `KernelConfig` that the lists were built for; None for this GPU's.
-    """
-
-    def __init__(self, lists, tile, common, device, form=None):
-        self.lists, self._tile, self._heads, self._units = lists, tile, common.heads, common.units
-        sign, scale = signed_scale(common)
-        self._scale_log2 = scale * math.log2(math.e)
-        self._config = form or config.for_tile(tile, common.head_dim, common.dtype)
-        self._d0, self._d1 = config.HEAD_DIMS[common.head_dim]
-        rows, keys = common.taken
+    def __init__(
+        self,
+        lists: TileLists,
+        tile: Tile,
+        common: Setting,
+        device: torch.device | str,
+        form: config.KernelConfig | None = None,
+    ):
+        """form: that the lists were built for; None for this GPU's."""
+        form = form or config.for_tile(tile, common.head_dim, common.dtype)
+        super().__init__(lists, form, common, common.taken, device)
+        self._tile = tile
         # Where values of a bias stand in its tiles, and the tiles of those that it was planned with, once asked for.
-        self._common, self._scale = common, scale
-        self._places: Any = None
-        self._own: Any = None
-        left, right, heads = masks(lists, common, device)
-        positions = (_to(device, x.astype(np.int32)) for x in (rows, keys[lists.keys]))
-        # In the kernel's order; tiles of a bias are of each call.
-        self._held = (_to(device, lists.items), *positions, left, right, _part_records(device, lists))
-        # In the kernel's order, but for WIDE.
-        self._constants = {
-            "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
-            "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": heads, "FULL": lists.full,
-            "PARTIAL": lists.partial, "SPLIT": len(lists.parts) > 0,
-            "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": sign,
-            "ACROSS": 0 if common.units is None else common.units.step, "NUM_STAGES": self._config.num_stages,
-        }  # fmt: skip
-        # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
-        self._stream = launcher.current_stream(left.device)
-        self._scratch: dict = {}
+        self._places: bias_values.Tiles | None = None
+        self._own: torch.Tensor | None = None
 
     @property
-    def tiled(self) -> bool:
-        """Whether masks are tiles of a bias, which each call is given."""
-        return self._held[RIGHT] is None
+    def what(self) -> str:
+        """The tile, as a refusal names it."""
+        return f"tile {self._tile.name}"
 
     def tiles(self, table):
         """The tiles of these values of the bias [H, T], in new memory.
@@ -203,159 +169,35 @@ class Launch:
         """
         if self._places is None:
             self._places = self._placing()
-        return self._places(bias_table(self._common, table).to(self._held[0].device))
+        return self._places(bias_table(self.common, table).to(self.device))
 
     def own_tiles(self):
         """The tiles of the bias that it was planned with, made by the first call."""
         if self._own is None:
-            device = self._held[0].device
-            own = self._placing()(bias_table(self._common).to(device))
-            if device.type == "cuda":
-                # Calls may come on any stream.
-                torch.cuda.current_stream(device).synchronize()
+            own = self._placing()(bias_table(self.common).to(self.device))
+            launcher.settle(self.device)
             self._own = own
         return self._own
 
     def _placing(self):
-        _expect_no_capture()
-        return bias_values.Tiles(self.lists, mask_heads(self._common), self._scale, self._held[0].device)
+        launcher.expect_no_capture(REFUSED)
+        return bias_values.Tiles(self.lists, mask_heads(self.common), self._size, self.device)
 
     def with_items(self, lists):
         """A launch of other work items over the same keys and masks, which both hold, with the same compiled kernel.
 
         lists: those of this launch, with other items and parts; it has parts only where this launch has.
         """
-        other, held = copy(self), self._held[1:-1]
-        device = held[0].device
+        other = copy(self)
         other.lists, other._scratch, other._places, other._own = lists, {}, None, None
-        other._held = (_to(device, lists.items), *held, _part_records(device, lists))
+        other._held = self._held | records(lists, self.device)
         return other
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of lists and masks held between calls."""
-        held = sum(x.nbytes for x in (*self._held, self._own) if x is not None)
-        return held + (0 if self._places is None else self._places.memory_bytes)
-
-    def scratch_bytes(self, batch: int):
-        """Bytes that what split items leave takes, for each stream that calls; at most four times those of the largest
-        batch where smaller ones came before."""
-        return scratch_bytes(self.lists, self._lanes(batch), self._d0 + self._d1)
-
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, tiles=None):
-        """Attend the items through Triton's own launch; returns the compiled kernel.
-
-        tiles: of a bias, see `tiles`; None for those that it was planned with.
-        Raises `DeviceError` where a program's tile does not fit the device.
-        """
-        memory, sizes, constants = self._arguments(q, k, v, out)
-        if self.tiled:
-            memory = _with_tiles(memory, self.own_tiles() if tiles is None else tiles)
-        options, grid = {"num_warps": self._config.num_warps, "maxnreg": self._config.maxnreg}, self._grid(q)
-        kernel = tile_kernel.tilewright_tile_attention
-        try:
-            compiled = kernel[grid](q, k, v, out, *memory, *sizes, **constants, **options)
-        except OutOfResources as error:
-            raise DeviceError(
-                f"tile {self._tile.name}: expected to need at most {error.limit} of this device's {error.name}, found "
-                f"{error.required}; plan with a smaller tile"
-            ) from error
-        launcher.taken_down(compiled, grid, (q, k, v, out, *memory), (*sizes, *constants.values()))
-        return compiled
-
-    def direct(self, compiled: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out, number: int = 0):
-        """``callable(addresses of q, k, v, out, and of tiles, the launch's own at this number)`` that launches
-        `compiled` for tensors of this layout, see `launcher.direct`."""
-        memory, sizes, constants = self._arguments(q, k, v, out)
-        grid, stream, scalars = self._grid(q), self._stream(), (*sizes, *constants.values())
-        # Those of tiles are of each call.
-        addresses = [0 if x is None else x.data_ptr() for x in memory]
-        if not self.tiled:
-            return launcher.direct(compiled, grid, stream, (*addresses, *scalars))
-        launch = launcher.direct(compiled, grid, stream, scalars)
-        before, after = addresses[:RIGHT], addresses[RIGHT + 1 :]
-        return launch and (lambda *given: launch(*given[:4], *before, given[4 + number], *after))
-
-    def _lanes(self, batch):
-        """Heads that each item has in a batch."""
-        return lanes(batch, self._heads, self._units)
-
-    def _grid(self, q):
-        """Heads of an item side by side, and items in the dimensions that CUDA limits."""
-        layers = max(1, -(-len(self.lists.items) // MOST_ACROSS))
-        return self._lanes(q.shape[0]), -(-len(self.lists.items) // layers), layers
-
-    def _arguments(self, q, k, v, out):
-        """What the kernel takes after q, k, v and out: memory, sizes, and constants by name."""
-        batch = q.shape[0]
-        strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
-        wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
-        memory = [x if x is None else launcher.lasting(x) for x in (*self._held, *self._parts(batch))]
-        sizes = (*strides, len(self.lists.items), self._lanes(batch), self._scale_log2)
-        return memory, sizes, self._constants | {"WIDE": wide}
-
-    def _parts(self, batch):
-        """``(accumulators, statistics, counters)`` of the parts for a batch or a larger one, each stream its own."""
-        made, hb = self._scratch.setdefault(self._stream(), []), self._lanes(batch)
-        # Counters that a graph set to zero would be so only after its first replay: it takes those of any stream.
-        known = itertools.chain(*self._scratch.values()) if launcher.capturing() else made
-        if (found := next((parts for most, parts in known if most >= hb), None)) is not None:
-            return found
-        # At least twice the largest before, so that batches of many sizes take little more than the largest alone.
-        hb = max(hb, 2 * made[-1][0] if made else 0)
-        floats = {"dtype": torch.float32, "device": self._held[0].device}
-        rows, groups = max(1, self.lists.part_rows), max(1, self.lists.groups)
-        parts = (
-            torch.empty(rows * hb, self._d0 + self._d1, **floats),
-            torch.empty(rows * hb, 2, **floats),
-            torch.zeros(groups * hb, dtype=torch.int32, device=floats["device"]),
-        )
-        made.append((hb, parts))
-        return parts
-
-
-def _with_tiles(memory, tiles):
-    return (*memory[:RIGHT], tiles, *memory[RIGHT + 1 :])
-
-
-def _part_records(device, lists):
-    # A pointer needs memory even where nothing is split.
-    return _to(device, lists.parts if len(lists.parts) else np.zeros((1, len(Part)), np.int32))
-
-
-def _to(device, array):
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
-
-def masks(lists, common, device: torch.device | str):
-    """``(left, right, mask heads)`` as the kernel reads them: factors, intervals or bytes; None for tiles of a bias,
-    which calls are given."""
-    left = _to(device, lists.left).to(common.dtype)
-    if lists.rank == INTERVALS:
-        begin, length = lists.intervals & 0xFFFF, lists.intervals >> 16
-        bounds = np.stack([begin + (length - 1) / 2, length / 2], 1) * tile_kernel.PER_KEY.value
-        return left, _to(device, bounds.astype(np.float32)), 1
-    if lists.rank == BYTES:
-        flags = np.where(lists.bias_index == MASKED, 255, 0).astype(np.uint8)
-        return left, _to(device, flags), 1
-    if lists.rank in RANKS:
-        factor = tile_kernel.FACTOR_HALF if common.dtype == torch.float16 else tile_kernel.FACTOR
-        return left * factor, _to(device, lists.right).to(common.dtype) * -factor, 1
-    return left, None, mask_heads(common)
-
-
-def scratch_bytes(lists, hb, width: int):
-    """Bytes that the parts of split items leave for `hb` heads of `width` values, as the kernel has them."""
-    return 4 * hb * lists.part_rows * (width + 2)
-
-
-def signed_scale(common):
-    """``(sign, size)`` of the scale; the size of none is 1. Raises `PatternError` beyond `SCALES`."""
-    scale = common.head_dim**-0.5 if common.scale is None else common.scale
-    if scale and not SCALES[0] <= abs(scale) <= SCALES[1]:
-        least, most = (f"{size:.0e}" for size in SCALES)
-        raise PatternError(f"scale: expected 0 or a size from {least} to {most} on a GPU, found {scale}")
-    return (scale > 0) - (scale < 0), abs(scale) or 1.0
+        own = 0 if self._own is None else self._own.nbytes
+        return super().memory_bytes + own + (0 if self._places is None else self._places.memory_bytes)
 
 
 class Executor:
@@ -375,6 +217,8 @@ class Executor:
         self, rounds, shape: tuple[int, ...], heads: int, head_dim: int, dtype: torch.dtype, device, incomplete, source
     ):
         self._rounds, self.shape, self.heads, self.head_dim = rounds, shape, heads, head_dim
+        for number, launch in enumerate(self.launches):
+            launch.number = number
         self.dtype, self.device, self.incomplete = dtype, device, incomplete
         self.source, self.backward, self.preparing = source, None, Lock()
         self.units, self.base, self.table = source.common.units, self, None
@@ -399,9 +243,7 @@ class Executor:
     @property
     def executed(self) -> int:
         """Pairs of query and key that a head works through, padding included."""
-        lists = [launch.lists for launch in self.launches]
-        total = sum(x.rows * x.step_keys * int(x.items[:, Item.STEPS].sum()) for x in lists)
-        return total // (1 if self.units is None else len(self.units.group))
+        return sum(launch.executed for launch in self.launches) // (1 if self.units is None else len(self.units.group))
 
     def peak_bytes(self, batch: int):
         """Most bytes that calls hold beyond their arguments: the result, and what split items leave."""
@@ -475,32 +317,16 @@ class Executor:
         if not len(q):
             return out
         if not self._seen(q, k, v, lambda known: known[1:] == key[1:]):
-            _expect_no_capture()
+            launcher.expect_no_capture(REFUSED)
         if self.incomplete:
             out.zero_()
-        numbered = iter(enumerate(tiles or itertools.repeat(None)))
-        found = (self._side_by_side([(x, *next(numbered)) for x in each], q, k, v, out) for each in self._rounds)
+        tensors = q, k, v, out, *(tiles or ())
+        found = [launcher.side_by_side(self.device, each, tensors) for each in self._rounds]
         launches = tuple(itertools.chain(*found))
         if not launcher.capturing() and not self._seen(q, k, v, lambda known: known == key):
             launches = () if None in launches else launches
             self._known.add(key, (qkv.same_layout(q, k, v), qkv.empty_like_result(out), launches))
         return out
-
-    def _side_by_side(self, together, *tensors):
-        """Run the launches of a round through Triton; returns what does so directly, see `Launch.direct`.
-
-        together: of each the launch, its number and its tiles of a bias.
-        """
-        beside, calls = launcher.beside(self.device, len(together) - 1), []
-        beside.fork()
-        try:
-            for (launch, number, tiles), place in zip(together, beside.places, strict=True):
-                with place():
-                    calls.append(launch.direct(launch(*tensors, tiles), *tensors, number))
-        finally:
-            # Tensors may be freed once this returns, also where a launch was refused.
-            beside.join()
-        return beside.around(calls)
 
     def _seen(self, q, k, v, which):
         """Whether calls with tensors of this layout are stored, under keys that ``which(key)``."""

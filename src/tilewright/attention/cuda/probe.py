@@ -9,7 +9,7 @@ import torch
 
 from tilewright import devices
 from tilewright.attention.blocks import work
-from tilewright.attention.cuda import config, executor, tile_lists
+from tilewright.attention.cuda import config, executor, launch, tile_lists
 from tilewright.attention.cuda.tile_lists import Item, Part
 from tilewright.attention.profile import fitted, item_shape
 from tilewright.attention.setting import setting
@@ -146,4 +146,4 @@ def resources(compiled, device) -> dict:
 
 def _scratch_bytes(lists, common):
     """Memory that the parts of split items leave their sums in."""
-    return float(executor.scratch_bytes(lists, common.heads, sum(config.HEAD_DIMS[common.head_dim])))
+    return float(launch.scratch_bytes(lists, common.heads, sum(config.HEAD_DIMS[common.head_dim])))

@@ -3,7 +3,6 @@
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from tilewright.core.errors import DeviceError
 from tilewright.devices.cuda import launcher
 
 if TYPE_CHECKING:
@@ -37,8 +36,8 @@ class Repeated:
             return
         # Threads compile and store their calls one after the other.
         with self._lock:
-            if launcher.capturing() and not any(known[1:] == key[1:] for known, _ in self._known.items()):
-                raise DeviceError(f"a CUDA graph is being captured: {self._refused}")
+            if not any(known[1:] == key[1:] for known, _ in self._known.items()):
+                launcher.expect_no_capture(self._refused)
             compiled = self._kernel[grid](*tensors, *following, **options)
             launcher.taken_down(compiled, grid, tensors, following)
             if launch is None and not launcher.capturing():

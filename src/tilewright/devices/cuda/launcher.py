@@ -4,8 +4,8 @@
 same in every call of a plan. Triton's own C launcher, given the address of each tensor, takes 4 µs.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache, partial, reduce
 from operator import or_
@@ -13,9 +13,11 @@ from threading import Lock
 from typing import Any
 
 import torch
+from triton import OutOfResources
 
 from tilewright.core import _internals
 from tilewright.core.caches import Recent
+from tilewright.core.errors import DeviceError
 from tilewright.devices import qkv
 
 # Keys that calls are stored under, and calls of a key. The oldest are dropped: they go through Triton once more.
@@ -126,6 +128,24 @@ class Beside:
         return [self.fork, *calls, self.join]
 
 
+def side_by_side(device: torch.device, launches: Sequence, tensors: Sequence[torch.Tensor]) -> list:
+    """Run launches through Triton, each on a stream of its own; returns calls that do so directly, by the addresses of
+    the tensors, None among them where one cannot.
+
+    launches: each ``callable(*tensors) -> compiled kernel``, with ``direct(compiled, *tensors)``, see `direct`.
+    """
+    streams, calls = beside(device, len(launches) - 1), []
+    streams.fork()
+    try:
+        for launch, place in zip(launches, streams.places, strict=True):
+            with place():
+                calls.append(launch.direct(launch(*tensors), *tensors))
+    finally:
+        # Tensors may be freed once this returns, also where a launch was refused.
+        streams.join()
+    return streams.around(calls)
+
+
 class Nowhere:
     """In place of `Beside` where launches follow one another."""
 
@@ -146,6 +166,30 @@ class Nowhere:
 def capturing() -> bool:
     """True while the current stream is captured in a CUDA graph."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def expect_no_capture(before: str) -> None:
+    """Raise `DeviceError` in a capture, saying what is to be done `before` it."""
+    if capturing():
+        raise DeviceError(f"a CUDA graph is being captured: {before}")
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what the current stream was given: what is held for calls may be used on any stream from now on."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+@contextmanager
+def fitting(what: str, remedy: str = "") -> Iterator[None]:
+    """Raise `DeviceError` for `what` where a program does not fit the device. remedy: what the message ends with."""
+    try:
+        yield
+    except OutOfResources as error:
+        raise DeviceError(
+            f"{what}: expected to need at most {error.limit} of this device's {error.name}, found "
+            f"{error.required}{remedy}"
+        ) from error
 
 
 class CachedLaunch:
