@@ -18,11 +18,9 @@ from tilewright import devices, graph
 from tilewright import masks as models
 from tilewright.attention import backends, blocks, measure, reorder
 from tilewright.attention.blocks import tiles, work
-from tilewright.attention.cuda import calibration, cost_model, probe, tile_lists
-from tilewright.attention.cuda.cost import calibration_fit, calibration_points
-from tilewright.attention.cuda.cost.calibration_points import VARIANTS, Point, Setup
-from tilewright.attention.cuda.cost.record import Calibration, Kernel
-from tilewright.attention.cuda.cost_model import Launch
+from tilewright.attention.cuda import calibration, calibration_fit, cost_model, probe, tile_lists
+from tilewright.attention.cuda.calibration_fit import VARIANTS, Point, Setup
+from tilewright.attention.cuda.cost_model import Calibration, Kernel, Launch
 from tilewright.attention.cuda.tile_lists import Item
 from tilewright.attention.measure import expected
 from tilewright.core import caches, provenance
@@ -90,7 +88,7 @@ SETUP = Setup(64, 64, 64, "bfloat16", 8, 1 << 23)
 @pytest.fixture(autouse=True)
 def few_tokens(monkeypatch):
     """What fits the second-level cache of the made-up GPU."""
-    monkeypatch.setattr(calibration_points, "NEAR_TOKENS", 512)
+    monkeypatch.setattr(calibration_fit, "NEAR_TOKENS", 512)
 
 
 def even():
@@ -616,8 +614,8 @@ class Interpreted(calibration.Gpu):
 
 def test_every_launch_of_a_calibration_runs(monkeypatch):
     for name, value in {"NEAR_TOKENS": 128, "WAVES": (1, 2, 3), "STEPS": ((1, 1), (2, 1), (1, 2))}.items():
-        monkeypatch.setattr(calibration_points, name, value)
-    monkeypatch.setattr(calibration_points, "FEW_TOKENS", 64)
+        monkeypatch.setattr(calibration_fit, name, value)
+    monkeypatch.setattr(calibration_fit, "FEW_TOKENS", 64)
     monkeypatch.setattr(calibration, "FEW_TOKENS", 64)
     found = calibration.measure(Interpreted(tiles.parse("16x1"), 16, "float32"), {})
     assert found.launch_us == pytest.approx(5.0, abs=2.1)

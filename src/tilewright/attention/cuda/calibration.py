@@ -1,8 +1,8 @@
 """What programs of each form take on this GPU, measured once and kept in a file (stage T3).
 
 `of` reads the file, or measures: launches of made-up items, all alike, with every multiprocessor working on 1, 2, … of
-their programs (`calibration_points`). What the parts of a program take follows from these times (`calibration_fit`),
-and `cost_model` puts it together for a pattern.
+their programs. What the parts of a program take follows from these times (`calibration_fit`), and `cost_model` puts it
+together for a pattern.
 
 A file holds for a form of the kernel (rows of a tile, keys a step, warps, …), a type and a head dim, on a GPU with a
 driver, a torch, a triton and this code. For others there are others.
@@ -27,9 +27,8 @@ from tilewright import devices
 from tilewright.attention.blocks import tiles
 from tilewright.attention.blocks.tiles import Tile
 from tilewright.attention.cuda import config, executor, probe
-from tilewright.attention.cuda.cost.calibration_fit import fitted
-from tilewright.attention.cuda.cost.calibration_points import FEW_TOKENS, VARIANTS, Setup
-from tilewright.attention.cuda.cost.record import Calibration
+from tilewright.attention.cuda.calibration_fit import FEW_TOKENS, VARIANTS, Setup, fitted
+from tilewright.attention.cuda.cost_model import Calibration
 from tilewright.attention.cuda.tile_lists import BYTES, INTERVALS, RANKS
 from tilewright.attention.setting import setting
 from tilewright.core import artifacts, caches, contents, progress, provenance
@@ -43,9 +42,8 @@ CODE = tuple(
     f"tilewright.{name}"
     for name in (
         "core.timing",
-        *(f"attention.cuda.{name}" for name in ("calibration", "config", "cost_model", "executor")),
-        *(f"attention.cuda.{name}" for name in ("tile_kernel", "tile_lists")),
-        *(f"attention.cuda.cost.{name}" for name in ("calibration_fit", "calibration_points", "record")),
+        *(f"attention.cuda.{name}" for name in ("calibration", "calibration_fit", "config", "cost_model", "executor")),
+        *(f"attention.cuda.{name}" for name in ("launch", "tile_kernel", "tile_lists")),
         "devices.cuda.online_softmax",
     )
 )
