@@ -16,7 +16,7 @@ from tilewright.packed.lists import PackedOffsets
 _OPS = torch.ops.tilewright
 
 
-def register(lib, differentiates: Callable) -> None:
+def register(lib: torch.library.Library, differentiates: Callable) -> None:
     """Give the operators of library `lib` their gradients, on devices that ``differentiates(device)`` is true of."""
 
     def saving(save):

@@ -24,6 +24,7 @@ All results are NaN where the lists say that the batch did not fit. Tensors that
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from tilewright.core.errors import DeviceError, PatternError
 
@@ -81,7 +82,7 @@ class PackedOffsets(NamedTuple):
         count = {"source": self.capacity, "position": self.images * self.tokens, "starts": self.images}[name]
         return getattr(self, name), count
 
-    def rows_into(self, name: str, width: int):
+    def rows_into(self, name: str, width: int) -> tuple[int, ...]:
         """Shape of the rows of `width` values that are brought by the numbers of a section."""
         return (self.images, self.tokens, width) if name == "position" else (self.section(name)[1], width)
 
@@ -90,7 +91,7 @@ class PackedOffsets(NamedTuple):
         return (self.images, self.tokens) if name == "source" else (self.capacity,)
 
 
-def check_qkv(offsets: PackedOffsets, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+def check_qkv(offsets: PackedOffsets, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
     """Raise `PatternError` or `DeviceError` for q, k, v [capacity, H, D] that are not of this batch or differ in type,
     and for an `out` that cannot hold their result."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -114,7 +115,7 @@ def check_qkv(offsets: PackedOffsets, q: torch.Tensor, k: torch.Tensor, v: torch
             raise PatternError(f"out: expected memory that no input uses, found that of {name}")
 
 
-def check_result(q: torch.Tensor, **tensors) -> None:
+def check_result(q: Tensor, **tensors: Tensor) -> None:
     """Raise `PatternError` or `DeviceError` for tensors that have not the form of the result of queries q."""
     for name, x in tensors.items():
         if x.shape != q.shape or x.dtype != q.dtype:
@@ -124,7 +125,7 @@ def check_result(q: torch.Tensor, **tensors) -> None:
     check_tensors(q.device, **tensors)
 
 
-def check_rows(offsets: PackedOffsets, section: str, x: torch.Tensor, fill=None) -> None:
+def check_rows(offsets: PackedOffsets, section: str, x: Tensor, fill: Tensor | None = None) -> None:
     """Raise `PatternError` or `DeviceError` for rows x, and a fill, that the numbers of a section are not for."""
     expected = offsets.rows_from(section)
     if tuple(x.shape[:-1]) != expected or x.ndim != len(expected) + 1:
@@ -137,14 +138,14 @@ def check_rows(offsets: PackedOffsets, section: str, x: torch.Tensor, fill=None)
     check_tensors(x.device, tokens=x)
 
 
-def check_packed(x: torch.Tensor) -> None:
+def check_packed(x: Tensor) -> None:
     """Raise `PatternError` or `DeviceError` for tokens x that no batch has packed: they are [rows, C]."""
     if x.ndim != 2:
         raise PatternError(f"expected tokens of shape ({len(x)}, C), found {tuple(x.shape)}")
     check_tensors(x.device, tokens=x)
 
 
-def check_tensors(device: torch.device, **tensors) -> None:
+def check_tensors(device: torch.device, **tensors: Tensor) -> None:
     """Raise `DeviceError` for tensors that are not on `device`, `PatternError` for those that record gradients."""
     for name, x in tensors.items():
         if x.device != device:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tilewright.attention.cpu.executor import OfUnits
+from tilewright.attention.cpu.executor import Executor, OfUnits
 from tilewright.core import _internals
 from tilewright.devices.cpu import _scatter
 from tilewright.devices.cpu.workers import alone, in_any_state, workers
@@ -24,7 +25,9 @@ TAKES_UNITS = BIAS_TAKES_UNITS = True
 _CPU = torch.device("cpu")
 
 
-def gradients(executor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor):
+def gradients(
+    executor: Executor | OfUnits, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor
+) -> tuple[Tensor, ...]:
     """``(dq, dk, dv)`` of ``out = executor(q, k, v)`` for the gradient `grad` [B, H, N_q, D] of `out`.
 
     They have the shapes and dtypes of q, k and v. Sums are taken in float32.
@@ -35,8 +38,8 @@ def gradients(executor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: 
 
 
 def gradients_with_bias(
-    executor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor
-):
+    executor: Executor | OfUnits, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor
+) -> tuple[Tensor, ...]:
     """``(dq, dk, dv, d_table)`` of an executor with a bias: d_table float32 [H, T], the sums over an entry's pairs."""
     if isinstance(executor, OfUnits):
         *found, table = _of_units(executor, (q, k, v, out, grad), gradients_with_bias)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tilewright import devices
 from tilewright.attention.blocks import work
@@ -42,9 +43,9 @@ def prepare(
     heads: int,
     head_dim: int,
     dtype: torch.dtype,
-    units=None,
-    **options,
-):
+    units: Units | None = None,
+    **options: Any,
+) -> "Executor | OfUnits":
     """Return an `Executor` of `schedule`, see the contract in `attention.backends`.
 
     Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order or bias that does not fit.
@@ -60,17 +61,15 @@ def prepare(
     distinct, batch_of = np.unique(batches, axis=0, return_inverse=True)
     for i, (_, tile, *form) in enumerate(distinct.tolist()):
         member = batch_of.ravel() == i
-        columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
-        cover = blocks[schedule.tiles[tile]]
-        if units is not None:
-            cover, *columns = units.spread(cover, *columns, shape[0])
-        launches.append(build(own, cover, form, *columns, spare))
+        items = blocks[schedule.tiles[tile]], schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
+        cover, block, run_lo, run_hi = items if units is None else units.spread(*items, shape[0])
+        launches.append(build(own, cover, form, block, run_lo, run_hi, spare))
         spare -= 0 if launches[-1].masks is None else launches[-1].masks.held_bytes
     rounds = distinct[:, 0].tolist()
     if units is None:
         return assembled(launches, rounds, common, shape)
-    every = tuple(len(units.group) * size for size in shape)
-    inner = assembled(launches, rounds, own, every)
+    n = len(units.group)
+    inner = assembled(launches, rounds, own, (n * shape[0], n * shape[1]))
     return OfUnits(replace(inner, back=_by_token(inner.back, units, shape[0])), units, shape, heads)
 
 
@@ -81,7 +80,7 @@ def _by_token(back, units, n_rows):
     return back.view(-1, units.heads, n_rows).transpose(1, 2).flatten()
 
 
-def assembled(launches: "list[Launch]", rounds: list[int], common: "Setting", shape) -> "Executor":
+def assembled(launches: "list[Launch]", rounds: list[int], common: "Setting", shape: tuple[int, int]) -> "Executor":
     """The `Executor` of `launches`, each in its round, over a pattern of `shape`; common: the `Setting` of them."""
     jobs = _jobs(launches, rounds)
     place, merges, n_results, n_parts = _places(launches, shape[0])
@@ -115,7 +114,7 @@ class Executor:
     launches: tuple
     jobs: tuple
     merges: tuple
-    back: torch.Tensor
+    back: Tensor
     n_results: int
     n_parts: int
     shape: tuple[int, int]
@@ -130,7 +129,7 @@ class Executor:
         return 4 * len(self.back) + sum(launch.memory_bytes for launch in self.launches)
 
     @in_any_state
-    def with_bias(self, table):
+    def with_bias(self, table: Tensor) -> "Executor":
         """This executor with other values of its bias, float32 [H, T]: see `attention.backends`."""
         now = {id(x): replace(x, masks=x.masks.with_table(table)) for x in self.launches}
         jobs = tuple((now[id(launch)], *rest) for launch, *rest in self.jobs)
@@ -141,14 +140,14 @@ class Executor:
         """Pairs of query and key that a head works through, padding included."""
         return sum(_pairs(chunk) for launch in self.launches for chunk in launch.chunks)
 
-    def peak_bytes(self, batch: int):
+    def peak_bytes(self, batch: int) -> int:
         """Most bytes that a call holds beyond its arguments: copies of the tokens, results, a chunk for each worker."""
         tensors = self.shape[0] + 2 * self.shape[1] + self.n_results + 1 + self.n_parts + self.shape[0]
         chunk = max((launch.chunk_bytes(self.dtype.itemsize * self.head_dim) for launch in self.launches), default=0)
         per_entry = self.heads * (tensors * self.head_dim * self.dtype.itemsize + 16 * self.n_parts)
         return batch * per_entry + self.n_workers * chunk
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned."""
         expected = {name: getattr(self, name) for name in ("shape", "heads", "head_dim", "dtype")}
         qkv.check(q, k, v, **expected, device=_CPU)
@@ -198,7 +197,7 @@ class OfUnits:
     heads: int
 
     @property
-    def launches(self):
+    def launches(self) -> "tuple[Launch, ...]":
         """Those of the pass."""
         return self.inner.launches
 
@@ -212,17 +211,17 @@ class OfUnits:
         """Pairs of query and key that a head works through on average, padding included."""
         return self.inner.executed // len(self.units.group)
 
-    def with_bias(self, table):
+    def with_bias(self, table: Tensor) -> "OfUnits":
         """This executor with other values of its bias, float32 [H, T]: see `attention.backends`."""
         return replace(self, inner=self.inner.with_bias(table.reshape(1, -1) if self.units.apart else table))
 
-    def peak_bytes(self, batch: int):
+    def peak_bytes(self, batch: int) -> int:
         """Most bytes that a call holds beyond its arguments, with copies of q, k and v, whose heads move."""
         inner = self.inner
         copied = batch * self.heads * inner.head_dim * inner.dtype.itemsize * (self.shape[0] + 2 * self.shape[1])
         return copied + inner.peak_bytes(batch if self.units.by == "head" else 1)
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention over the patterns. Raises `PatternError` or `DeviceError` for tensors other than planned."""
         inner = self.inner
         sizes: dict[str, Any] = {"heads": self.heads, "head_dim": inner.head_dim, "dtype": inner.dtype}
@@ -231,20 +230,20 @@ class OfUnits:
         found = inner(*map(self.together, (q, k, v)))
         return qkv.own(found.transpose(1, 2).reshape(len(q), self.shape[0], self.heads, inner.head_dim).transpose(1, 2))
 
-    def apart(self, x: torch.Tensor, batch: int):
+    def apart(self, x: Tensor, batch: int) -> Tensor:
         """The inverse of `together`, for gradients: [B, H, N, D], of a batch of B."""
         if self.units.by == "image":
             return x[0].unflatten(1, (batch, -1)).transpose(0, 1)
         return x.reshape(batch, self.heads, x.shape[2] // len(self.units.group), x.shape[3])
 
-    def together(self, x: torch.Tensor):
+    def together(self, x: Tensor) -> Tensor:
         """[B, H, N, D] → the tokens of all units one after the other: [B or 1, H or 1, U * N, D]."""
         if self.units.by == "image":
             return x.transpose(0, 1).flatten(1, 2)[None]
         return x.flatten(1, 2)[:, None] if self.units.by == "head" else x.flatten(0, 2)[None, None]
 
 
-def merge(parts, stats, sources, heads: int):
+def merge(parts: Tensor, stats: Tensor, sources: Tensor, heads: int) -> Tensor:
     """Merge split results: parts [P, H*D] with stats [P, 2, H], see `Launch.attend`; sources int32 [R, p] → [R, H*D].
 
     Parts with a log-sum-exp of -inf have weight zero. A row with no other part gives zeros.

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tilewright import devices
 from tilewright.attention.masks import ItemMasks, distinct_rows
 from tilewright.core import _internals
 
 if TYPE_CHECKING:
+    from tilewright.attention.blocks import Blocks
     from tilewright.attention.setting import Setting
 
 # A chunk touches this many times the second-level cache of its core. Measured with ViL masks on two cores with 1 MB
@@ -42,11 +44,11 @@ class Launch:
     def attend(
         self,
         chunk: "_Chunk",
-        tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        tokens: tuple[Tensor, Tensor, Tensor],
         entries: tuple[int, int],
-        out: torch.Tensor,
+        out: Tensor,
         begin: int,
-        stats: torch.Tensor,
+        stats: Tensor,
     ) -> None:
         """Attend the items of `chunk` for the batch entries ``entries = (first, end)``.
 
@@ -67,7 +69,7 @@ class Launch:
             both = torch.stack((logs, peaks)).permute(1, 3, 0, 2)
             stats[b:e, begin:end] = both.reshape(e - b, n_rows, 2, -1)
 
-    def chunk_bytes(self, head_bytes: int):
+    def chunk_bytes(self, head_bytes: int) -> int:
         """Most bytes that a chunk holds: gathered tokens of `head_bytes` a head, results, and masks as floats."""
         return max(
             chunk.entries * 2 * (len(chunk.rows) + len(chunk.keys)) * self.heads * head_bytes
@@ -98,14 +100,14 @@ class _Chunk:
     items: int
     entries: int
     shared: bool
-    rows: torch.Tensor
-    keys: torch.Tensor
-    mask_ids: torch.Tensor | None
+    rows: Tensor
+    keys: Tensor
+    mask_ids: Tensor | None
 
 
 def build(
     setting: "Setting",
-    blocks,
+    blocks: "Blocks",
     form: list[int] | tuple[int, int, bool, bool],
     block: np.ndarray,
     run_lo: np.ndarray,
@@ -211,17 +213,17 @@ def _repeat(x, entries):
     return x.repeat(entries, *[1] * (x.ndim - 1))
 
 
-def index(array: np.ndarray) -> torch.Tensor:
+def index(array: np.ndarray) -> Tensor:
     """An int32 tensor: 32-bit indices are gathered twice as fast as 64-bit ones."""
     return torch.from_numpy(np.ascontiguousarray(array, np.int32))
 
 
-def token_major(x: torch.Tensor) -> torch.Tensor:
+def token_major(x: Tensor) -> Tensor:
     """[B, H, N, D] → [B, N, H*D], contiguous."""
     return x.transpose(1, 2).flatten(2).contiguous()
 
 
-def take(tokens, rows: torch.Tensor, b: int, e: int) -> torch.Tensor:
+def take(tokens: Tensor, rows: Tensor, b: int, e: int) -> Tensor:
     """Rows `rows` (int32, flat) of the batch entries ``b..e`` of tokens [B, N, C], one entry after another → [R, C]."""
     if e - b == 1:
         return tokens[b].index_select(0, rows)

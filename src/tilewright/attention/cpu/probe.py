@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tilewright import devices
 from tilewright.attention.blocks import work
 from tilewright.attention.cpu.executor import MASK_BYTES, Executor, assembled, merge
 from tilewright.attention.cpu.launch import build, index, item_bytes, token_major
-from tilewright.attention.profile import item_shape
+from tilewright.attention.profile import ItemShape, item_shape
 from tilewright.attention.setting import setting
 from tilewright.core import progress
 from tilewright.core.timing import FEWEST, time_call
@@ -42,7 +43,7 @@ def measure(
     seed: int,
     budget_s: float,
     known: dict | None = None,
-):
+) -> tuple[float, float, list[ItemShape]]:
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; see the contract in `attention.backends`.
 
     All workers run the launch of a class at the same time: all of it, or the part that the class's share of the budget
@@ -101,7 +102,7 @@ class Probe:
             torch.randn(1, heads, n, head_dim, **drawn).to(self._setting.dtype) for n in (n_q, n_k, n_k)
         )
 
-    def launch(self, shape: int, most: int | None = None):
+    def launch(self, shape: int, most: int | None = None) -> "Launch":
         """The launch of all items of shape `shape`, or of its first `most`."""
         return self._launches[shape] if most is None else self._build(shape, most, MASK_BYTES)
 
@@ -146,7 +147,7 @@ class Probe:
 
         return lambda: workers.run(attend, jobs), sum(chunk.items for chunk in launch.chunks)
 
-    def merging(self, launch):
+    def merging(self, launch: "Launch") -> Callable[[], Tensor]:
         """A callable that merges the parts that `launch` makes; a row has as many as split blocks have on average."""
         live = self.items.block[self.items.split]
         parts = min(launch.n_rows, round(len(live) / len(np.unique(live))))

@@ -6,6 +6,7 @@ items leave. All sums have one order, so that no two calls differ.
 """
 
 import itertools
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import sparse
+from torch import Tensor
 
+from tilewright.attention.blocks.tiles import Tile
 from tilewright.attention.cuda import (
     backward_kernels,
     backward_lists,
@@ -25,8 +28,10 @@ from tilewright.attention.cuda import (
     executor,
     tile_lists,
 )
+from tilewright.attention.cuda.config import KernelConfig
 from tilewright.attention.cuda.launch import ItemLaunch, mask_heads, signed_scale
-from tilewright.attention.cuda.tile_lists import Item
+from tilewright.attention.cuda.tile_lists import Item, TileLists
+from tilewright.attention.setting import Setting
 from tilewright.core.errors import PatternError
 from tilewright.devices import qkv
 from tilewright.devices.cuda import launcher, tape
@@ -39,7 +44,9 @@ TAKES_UNITS = BIAS_TAKES_UNITS = True
 REFUSED = "differentiate the plan once with tensors of these shapes and strides before that"
 
 
-def gradients(forward, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor):
+def gradients(
+    forward: executor.Executor | executor.Valued, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor
+) -> tuple[Tensor, ...]:
     """``(dq, dk, dv)`` of ``out = forward(q, k, v)`` for the gradient `grad` [B, H, N_q, D] of `out`, contiguous.
 
     forward: an `executor.Executor`. Raises `DeviceError` while a CUDA graph is captured, unless a call with tensors of
@@ -48,7 +55,7 @@ def gradients(forward, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: t
     return prepared(forward)(q, k, v, out, grad, forward.table)
 
 
-def prepared(forward):
+def prepared(forward: executor.Executor | executor.Valued) -> "Backward":
     """The `Backward` of an executor, for all values of its bias, made when it is first asked for."""
     base = forward.base
     if base.backward is None:
@@ -59,8 +66,8 @@ def prepared(forward):
 
 
 def gradients_with_bias(
-    forward, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor
-):
+    forward: executor.Executor | executor.Valued, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor
+) -> tuple[Tensor, ...]:
     """``(dq, dk, dv, d_table)`` of an executor with a bias: d_table float32 [H, T], the sums over an entry's pairs.
 
     Otherwise as `gradients`.
@@ -76,9 +83,9 @@ class Forms:
     tiles that regions choose from. most_full: see `backward_lists.MOST_FULL`.
     """
 
-    queries: object
-    keys: object
-    wide_keys: object = None
+    queries: Callable[[Tile], KernelConfig]
+    keys: Callable[[Tile], KernelConfig]
+    wide_keys: Callable[[Tile], KernelConfig] | None = None
     query_tiles: tuple[str, ...] = backward_lists.TILES
     key_tiles: tuple[str, ...] = backward_lists.TILES
     most_full: float = backward_lists.MOST_FULL
@@ -90,7 +97,7 @@ def default(head_dim: int, dtype: torch.dtype) -> Forms:
     return Forms(form, partial(form, narrow=True), form)
 
 
-def narrow(lists):
+def narrow(lists: TileLists) -> bool:
     """Whether a kernel of keys may have 32 queries a step of these `TileLists`.
 
     ASSUME: with masks in bytes, or with a loop over full steps beside one over masked steps, the assembler serialises
@@ -102,7 +109,7 @@ def narrow(lists):
 class Backward:
     """The prepared backward of an executor. The first call with tensors of some layout compiles, later ones do not."""
 
-    def __init__(self, forward, forms=None, halves=HALVES):
+    def __init__(self, forward: executor.Executor, forms: Forms | None = None, halves: Sequence[str] = HALVES):
         """Make the lists of `forward`; forms: `Forms`, None for the default. halves: those to make, of `HALVES`; with a
         bias those of queries are always made."""
         launcher.expect_no_capture(REFUSED)
@@ -111,27 +118,26 @@ class Backward:
         forms = forms or default(common.head_dim, common.dtype)
         units, n_patterns = common.units, 1 if common.units is None else common.units.patterns
         seen_by = backward_lists.transposed(source.used, (n_patterns * n_q, n_k))
-        found = seen_by.T.tocsr()
-        each = [found[g * n_q : (g + 1) * n_q] for g in range(n_patterns)]
+        seeing = seen_by.T.tocsr()
+        each = [seeing[g * n_q : (g + 1) * n_q] for g in range(n_patterns)]
         if units is not None:
             seen_by = sparse.vstack([x.T for x in each], format="csr")
         rows, keys = common.taken
         natural_rows, natural_keys = common.natural
         by_query = by_key = None
-        if common.bias is not None:
-            length = common.bias.table.shape[1]
+        if (bias := common.bias) is not None:
+            length = bias.table.shape[1]
             by_query = executor.index(common)
 
             def by_key(key, row):
-                at = common.bias.index(natural_rows[row], natural_keys[key % n_k])
+                at = bias.index(natural_rows[row], natural_keys[key % n_k])
                 # As in `executor.bias_table`.
-                apart = units is not None and units.apart
-                return key // n_k % units.heads * length + at if apart else at
+                return at if units is None or not units.apart else key // n_k % units.heads * length + at
 
         self._halves: dict[str, list] = {half: [] for half in HALVES}
         # What is taken off a bias is known by the tiles of the queries.
         if "queries" in halves or common.bias is not None:
-            made = backward_lists.as_graph(found, n_patterns)
+            made = backward_lists.as_graph(seeing, n_patterns)
             arranged = partial(executor.lists_of, common=common, n_rows=n_q)
             lists = backward_lists.build(
                 made, lambda t: forms.queries(t).step_keys, by_query, forms.query_tiles, forms.most_full, arranged
@@ -151,18 +157,17 @@ class Backward:
                 built = backward_lists.build(made, step_keys, by_key, forms.key_tiles, forms.most_full, arranged)
                 return [(tile, lists, form(tile)) for tile, lists in built]
 
-            wide, lists = forms.wide_keys or forms.keys, listed(forms.keys)
-            if any(not narrow(each) and form != wide(tile) for tile, each, form in lists):
-                lists = [x if narrow(x[1]) else y for x, y in zip(lists, listed(wide), strict=True)]
-            self._halves["keys"] = [KeyLaunch(each, form, common, (keys, rows), device) for _, each, form in lists]
+            wide, found = forms.wide_keys or forms.keys, listed(forms.keys)
+            if any(not narrow(each) and form != wide(tile) for tile, each, form in found):
+                found = [x if narrow(x[1]) else y for x, y in zip(found, listed(wide), strict=True)]
+            self._halves["keys"] = [KeyLaunch(each, form, common, (keys, rows), device) for _, each, form in found]
             _longest_first(self._halves["keys"])
         for number, launch in enumerate(itertools.chain(*self._halves.values())):
             launch.number = number
         # Values of the bias that the plan was made with, made when they are first asked for; none without a bias.
         self._own: Any = () if common.bias is None else None
         self._valued: Any = None
-        seeing, seen = (int((np.diff(x.indptr) > 0).sum()) for x in (found, seen_by))
-        self._all_see, self._all_seen = seeing == found.shape[0], seen == seen_by.shape[0]
+        self._all_see, self._all_seen = (bool((np.diff(x.indptr) > 0).all()) for x in (seeing, seen_by))
         self._stream = launcher.current_stream(device)
         self._of_bias: Any = None
         # By stream, alignment and size: (whether tensors have its layout, launches).
@@ -180,18 +185,18 @@ class Backward:
         return own + held + sum(launch.memory_bytes for launch in itertools.chain(*self._halves.values()))
 
     @property
-    def launches(self):
+    def launches(self) -> dict[str, list]:
         """The launches of each of `HALVES`, by name."""
         return self._halves
 
     @property
-    def executed(self):
+    def executed(self) -> tuple[int, ...]:
         """Pairs of query and key that a head works through, padding included: ``(for queries, for keys)``."""
         return tuple(sum(launch.executed for launch in half) for half in self._halves.values())
 
     def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, table=None
-    ):
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, table: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """``(dq, dk, dv)``, contiguous. Raises `PatternError` or `DeviceError` for tensors other than planned.
 
         table: values [H, T] in place of those of the bias, on the device, which are read in each call.
@@ -199,12 +204,13 @@ class Backward:
         return self._again(False, q, k, v, out, grad, table)
 
     def of_bias(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, table=None
-    ):
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, table: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """``(dq, dk, dv, d_table)``, the last float32 [H, T]. Raises as a call does."""
         if not len(q):
-            shape = self._forward.source.common.bias.table.shape
-            return *self(q, k, v, out, grad, table), torch.zeros(shape, dtype=torch.float32, device=q.device)
+            bias = self._forward.source.common.bias
+            assert bias is not None
+            return *self(q, k, v, out, grad, table), torch.zeros(bias.table.shape, dtype=torch.float32, device=q.device)
         *found, sums = self._again(True, q, k, v, out, grad, table)
         return *found, self._of_bias.of_table(sums)
 
@@ -229,7 +235,7 @@ class Backward:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             return *tensors[5:8], self._of_bias(launches, tensors)
 
-    def values(self, table=None):
+    def values(self, table: Tensor | None = None) -> tuple[Tensor, ...]:
         """What launches take of a bias: ``(greatest of each query, tiles of each launch, …)``; nothing without one.
 
         table: as of a call. Two calls of one table have the same.
@@ -271,8 +277,8 @@ class Backward:
         return tensors
 
     def tensors(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, table=None
-    ):
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, table: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """What launches take: these, memory for their gradients, for the numbers of each query, and `values`."""
         n_q, n_k = self._forward.shape
         dq, dk, dv = (q.new_empty(*q.shape[:2], n, q.shape[3]) for n in (n_q, n_k, n_k))
@@ -286,7 +292,7 @@ class Backward:
             dv.zero_()
         return q, k, v, out, grad, dq, dk, dv, *stats, *self.values(table)
 
-    def run(self, half, tensors):
+    def run(self, half: str, tensors: Sequence[Tensor]) -> list:
         """Launch one of `HALVES` through Triton; returns what does so directly, see `launcher.direct`."""
         return launcher.side_by_side(self._forward.device, self._halves[half], tensors)
 
@@ -386,16 +392,16 @@ class QueryLaunch(_Launch):
 
     # What `bias_gradients` takes.
 
-    def images(self, batch: int):
+    def images(self, batch: int) -> int:
         """Images of a batch that each item has."""
         units = self.common.units
         return batch if units is None or units.by == "head" else 1
 
-    def tiles(self, tensors):
+    def tiles(self, tensors: Sequence[Tensor]) -> Tensor:
         """float32 [tiles, mask heads, M, N] of a call: relative to the greatest of each row, over the scale."""
         return tensors[len(self.GIVEN) + self.number]
 
-    def find_peaks(self, common, heads: int, begin, source) -> None:
+    def find_peaks(self, common: Setting, heads: int, begin: int, source: np.ndarray) -> None:
         """Write to `source`, int64 [lanes, N_q], where the greatest bias of each query of these lists stands.
 
         They stand by family, heads of tiles and rows from `begin` on, see `bias_values.Tiles`.

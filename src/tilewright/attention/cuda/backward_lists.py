@@ -4,6 +4,7 @@ Blocks cover the queries of a plan. Its keys get blocks of their own: the transp
 cut by the same functions.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,8 +13,8 @@ from scipy.sparse import csr_array
 
 from tilewright import graph
 from tilewright.attention import blocks
-from tilewright.attention.blocks import work
-from tilewright.attention.blocks.tiles import fitting, parse
+from tilewright.attention.blocks import Blocks, work
+from tilewright.attention.blocks.tiles import Tile, fitting, parse
 from tilewright.attention.cuda import tile_lists
 from tilewright.core.compiled import njit
 from tilewright.devices.cuda import facts
@@ -29,7 +30,7 @@ SMALL_ROWS, SMALL_COST = 16, 2.5
 MOST_FULL = 0.5
 
 
-def transposed(used, shape: tuple[int, ...]):
+def transposed(used: Sequence[tuple[Blocks, np.ndarray]], shape: tuple[int, ...]) -> csr_array:
     """The transpose of the pattern that the blocks cover, in the plan's order, as a boolean ``csr_array`` [N_k, N_q].
 
     used: ``[(blocks, int ids), …]``, ids ascending.
@@ -62,7 +63,7 @@ def _take(row_ptr, run_ptr, run_keys, run_mask, masks, ids, place, indices):
                         place[key] += 1
 
 
-def as_graph(found, patterns: int = 1):
+def as_graph(found: csr_array, patterns: int = 1) -> graph.Graph:
     """The `Graph` of a boolean sparse array whose rows are to be cut: of several patterns, one above the other."""
     found = found.tocsr()
     found.sort_indices()
@@ -70,7 +71,14 @@ def as_graph(found, patterns: int = 1):
     return graph.from_csr(found.indptr, found.indices, found.shape, meta=meta)
 
 
-def build(pattern, step_keys, index=None, names=TILES, most_full=MOST_FULL, arranged=None):
+def build(
+    pattern: graph.Graph,
+    step_keys: Callable[[Tile], int],
+    index: Callable | None = None,
+    names: Sequence[str] = TILES,
+    most_full: float = MOST_FULL,
+    arranged: Callable | None = None,
+) -> list[tuple[Tile, tile_lists.TileLists]]:
     """``[(tile, TileLists), …]`` that cover the rows of `pattern`, a `Graph`; each region has the cheapest tile.
 
     step_keys: ``callable(tile) -> int``. index: as for `tile_lists.build`. most_full: see `MOST_FULL`.

@@ -6,14 +6,18 @@ the pairs of each entry of the table added up. Memory: a tile for each part, as 
 device, and about `PROGRAMS` tiles.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import triton
+from torch import Tensor
 
 from tilewright.attention.cuda import bias_kernels
-from tilewright.attention.cuda.launch import MOST_ACROSS, mask_heads, to_device
+from tilewright.attention.cuda.launch import MOST_ACROSS, ItemLaunch, mask_heads, to_device
 from tilewright.attention.cuda.repeated import Repeated
 from tilewright.attention.cuda.tile_lists import Item
+from tilewright.attention.setting import Setting
 from tilewright.core.errors import DeviceError
 from tilewright.devices.cuda import launcher
 from tilewright.devices.cuda.launcher import lasting
@@ -36,8 +40,9 @@ class BiasGradients:
     Where heads have patterns of their own, one head of the tiles holds the entries of all (`executor.bias_table`).
     """
 
-    def __init__(self, launches, common, device: torch.device | str):
+    def __init__(self, launches: Sequence[ItemLaunch], common: Setting, device: torch.device | str):
         """launches: `backward.QueryLaunch` of each tile, whose masks are tiles of the bias. common: their `Setting`."""
+        assert common.bias is not None
         heads, self._shape = mask_heads(common), common.bias.table.shape
         entries = common.bias.table.numel() // heads
         self._heads, self._device = heads, device
@@ -54,10 +59,10 @@ class BiasGradients:
         if total >= 2**31:
             raise DeviceError(f"bias: expected tiles of fewer than 2**31 values for its gradient, found {total}")
         self._total = total
-        at, lists, more, self._sums = listed(np.concatenate(places), np.concatenate(of_place), entries)
+        at, sums, more, self._sums = listed(np.concatenate(places), np.concatenate(of_place), entries)
         # One head of the sums may hold the entries of all.
         self._strides = (self._shape[1] if heads == 1 else self._sums), 1
-        self._steps = [(to_device(device, at), to_device(device, lists), len(lists))]
+        self._steps = [(to_device(device, at), to_device(device, sums), len(sums))]
         if len(more):
             self._steps.append(
                 (torch.arange(self._sums, dtype=torch.int32, device=device), to_device(device, more), len(more))
@@ -68,7 +73,7 @@ class BiasGradients:
         """Bytes of lists held between calls."""
         return sum(x.nbytes for step in self._steps for x in step[:2]) + sum(p.memory_bytes for p, _ in self._parts)
 
-    def __call__(self, launches, tensors):
+    def __call__(self, launches: Sequence[ItemLaunch], tensors: Sequence[Tensor]) -> Tensor:
         """Sums, float32, of which `of_table` is the gradient of the table.
 
         launches: as this was made of. tensors: of a `backward.Backward`, whose launches for queries have run.
@@ -84,12 +89,12 @@ class BiasGradients:
             source = sums
         return sums
 
-    def of_table(self, sums):
+    def of_table(self, sums: Tensor) -> Tensor:
         """The gradient of the table, float32 [H, T]."""
         return sums.as_strided(self._shape, self._strides).contiguous()
 
 
-def listed(places, entry, entries):
+def listed(places: np.ndarray, entry: np.ndarray, entries: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """``(places in order, lists, lists of sums, sums)`` that add up the `places` of each entry.
 
     lists: int32 [., 3], begin, length and where the sum goes, the longest first: to the entry, or of an entry with more
@@ -108,8 +113,8 @@ def listed(places, entry, entries):
     long = pieces > 1
     begin_sums = entries + np.cumsum(pieces[long]) - pieces[long]
     more = np.stack((begin_sums, pieces[long], np.flatnonzero(long)), 1)
-    longest_first = [x[np.argsort(-x[:, 1], kind="stable")].astype(np.int32) for x in (lists, more)]
-    return places[order].astype(np.int32), *longest_first, entries + int(several.sum())
+    lists, more = (x[np.argsort(-x[:, 1], kind="stable")].astype(np.int32) for x in (lists, more))
+    return places[order].astype(np.int32), lists, more, entries + int(several.sum())
 
 
 class _Parts:

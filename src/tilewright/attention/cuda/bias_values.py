@@ -7,10 +7,12 @@ waits. Tiles are made in new memory in each call, so that calls of several threa
 
 import numpy as np
 import torch
+from torch import Tensor
 from triton import next_power_of_2
 
 from tilewright.attention.cuda import bias_value_kernels
 from tilewright.attention.cuda.repeated import Repeated
+from tilewright.attention.cuda.tile_lists import TileLists
 from tilewright.devices.cuda.launcher import lasting
 
 # Steps of a family whose greatest values a program reads at a time.
@@ -29,7 +31,9 @@ class Tiles:
     Its calls take a contiguous table [mask heads, T] on the device, of any float type.
     """
 
-    def __init__(self, lists, mask_heads, scale: float, device: torch.device | str, relative: bool = True):
+    def __init__(
+        self, lists: TileLists, mask_heads: int, scale: float, device: torch.device | str, relative: bool = True
+    ):
         """mask_heads: rows of the tables. scale: what relative values are divided by. relative: whether the greatest of
         each row is taken off its values, and their scale."""
         self._heads, self._relative, self._device = mask_heads, relative, device
@@ -54,11 +58,11 @@ class Tiles:
         return sum(x.nbytes for x in self._held)
 
     @property
-    def peaks(self):
+    def peaks(self) -> int:
         """Values of what `put` writes to `peaks`."""
         return self._families * self._heads * self._shape[2]
 
-    def __call__(self, table, peaks=None):
+    def __call__(self, table: Tensor, peaks: Tensor | None = None) -> Tensor:
         """float32 [tiles, mask heads, M, N]: as `tile_kernel` reads them, -inf where a pair is not allowed.
 
         peaks: float32 [families, mask heads, M], memory for the greatest bias of each row of a family, 0 for none; None
@@ -83,7 +87,7 @@ class Tiles:
 class Spread:
     """Gives each query the greatest bias of its row, out of the peaks of several `Tiles`; made once, for all values."""
 
-    def __init__(self, source, device: torch.device | str):
+    def __init__(self, source: np.ndarray, device: torch.device | str):
         """source: int [lanes, N_q], where the greatest bias of each query stands among the peaks."""
         self._source, self._shape = torch.from_numpy(source.astype(np.int32)).to(device), source.shape
         self._gather = Repeated(bias_value_kernels.tilewright_spread_peaks, device, REFUSED)
@@ -93,7 +97,7 @@ class Spread:
         """Bytes of lists held between calls."""
         return self._source.nbytes
 
-    def __call__(self, peaks):
+    def __call__(self, peaks: Tensor) -> Tensor:
         """float32 [lanes, N_q] of `peaks`, float32 [.]."""
         found = peaks.new_empty(self._shape)
         n = found.numel()

@@ -16,12 +16,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tilewright import devices
 from tilewright.attention.blocks import tiles
@@ -29,7 +30,7 @@ from tilewright.attention.blocks.tiles import Tile
 from tilewright.attention.cuda import config, executor, probe
 from tilewright.attention.cuda.calibration_fit import FEW_TOKENS, VARIANTS, Setup, fitted
 from tilewright.attention.cuda.cost_model import Calibration
-from tilewright.attention.cuda.tile_lists import BYTES, INTERVALS, RANKS
+from tilewright.attention.cuda.tile_lists import BYTES, INTERVALS, RANKS, TileLists
 from tilewright.attention.setting import setting
 from tilewright.core import artifacts, caches, contents, progress, provenance
 from tilewright.core.errors import ArtifactError, DeviceError
@@ -63,7 +64,7 @@ _LOG = logging.getLogger(__name__)
 _HELD: dict = {}
 
 
-def made_for(tile, head_dim: int, dtype: str) -> dict:
+def made_for(tile: Tile, head_dim: int, dtype: str) -> dict:
     """What a calibration of `tile` that is made here and now holds for, a JSON-able dict; dtype: a name.
 
     Raises `DeviceError` without a GPU.
@@ -80,13 +81,13 @@ def made_for(tile, head_dim: int, dtype: str) -> dict:
     }
 
 
-def path_of(stated):
+def path_of(stated: dict) -> Path:
     """The file of a calibration that is `made_for` what is stated."""
     digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
     return caches.folder() / KIND / f"{stated['dtype']}-{stated['head_dim']}-{stated['rows']}-{digest}.json"
 
 
-def of(chosen, head_dim, dtype, anew: bool = False) -> dict:
+def of(chosen: Sequence[Tile], head_dim: int, dtype: str, anew: bool = False) -> dict:
     """``{tile name: Calibration}`` of the tiles `chosen`: what no file holds yet is measured and written.
 
     anew: measure all. Two processes that need the same measure it once. Raises `DeviceError` without a GPU, and for a
@@ -112,7 +113,7 @@ def of(chosen, head_dim, dtype, anew: bool = False) -> dict:
     return {tile.name: _HELD[path_of(stated[tile])] for tile in chosen}
 
 
-def summary(calibration) -> dict:
+def summary(calibration: Calibration) -> dict:
     """What a person wants to know of a `Calibration`, ``{name: text}``: microseconds of a step with all programs."""
     kernel = calibration.kernel(RANKS[0])
     steps = {each.rank: f"{each.steady_us[2]:.2f}" for each in calibration.kernels}
@@ -162,12 +163,12 @@ class Gpu:
 
     device = "cuda"
 
-    def __init__(self, tile, head_dim, dtype):
+    def __init__(self, tile: Tile, head_dim: int, dtype: str):
         """Launch items of `tile` in programs of `head_dim` and `dtype` (a name)."""
         self.tile, self.head_dim, self.dtype = tile, head_dim, getattr(torch, dtype)
         self.facts = devices.describe("cuda")
         self._size: tuple[int, int] | None = None
-        self._tokens: tuple[torch.Tensor, ...] = ()
+        self._tokens: tuple[Tensor, ...] = ()
 
     @property
     def setup(self) -> Setup:
@@ -177,19 +178,19 @@ class Gpu:
         dtype = str(self.dtype).removeprefix("torch.")
         return Setup(self.tile.rows, form.step_keys, self.head_dim, dtype, **sizes)
 
-    def resources(self, lists):
+    def resources(self, lists: TileLists) -> dict[str, float]:
         """What a program takes of a multiprocessor, see `probe.resources`. The kernel is compiled for it."""
         launch, tokens = self.prepared(lists, FEW_TOKENS, 1)
         return probe.resources(launch(*tokens), self.facts)
 
-    def timed(self, lists, n_tokens: int, batch):
+    def timed(self, lists: TileLists, n_tokens: int, batch: int) -> tuple[float, float]:
         """``(microseconds, spread)`` of a launch of `lists` over `batch` entries of `n_tokens` tokens."""
         launch, tokens = self.prepared(lists, n_tokens, batch)
         launch(*tokens)
         found = time_gpu(lambda: launch(*tokens), min_reps=MIN_REPS, max_seconds=SHARE_S, rse_target=RSE)
         return found.p50_us, (found.p80_us - found.p20_us) / found.p50_us
 
-    def prepared(self, lists, n_tokens: int, batch: int):
+    def prepared(self, lists: TileLists, n_tokens: int, batch: int) -> tuple[executor.Launch, tuple[Tensor, ...]]:
         """``(launch, tokens)`` of `lists`: q, k, v and memory for the result, a head of `batch` entries."""
         if self._size != (n_tokens, batch):
             # One set at a time: those beyond the second-level cache are large.
@@ -205,7 +206,7 @@ class Gpu:
         return executor.Launch(lists, self.tile, common, self._tokens[0].device), self._tokens
 
 
-def measure(gpu, stated):
+def measure(gpu: Gpu, stated: dict) -> Calibration:
     """The `Calibration` of a `Gpu` and its tile, made for what is `stated`."""
     begin, setup, needs = time.perf_counter(), gpu.setup, {}
     for key in itertools.product(VARIANTS, (False, True)):
@@ -216,15 +217,12 @@ def measure(gpu, stated):
             if key == (RANKS[0], False):
                 raise
     resident = {key: int(each["resident"]) for key, each in needs.items()}
-    groups = {
-        "basic": {rank: setup.basic(rank, resident[rank, False]) for rank in VARIANTS if (rank, False) in resident},
-        "memory": setup.memory(resident[RANKS[0], False]),
-    }
+    basic = {rank: setup.basic(rank, resident[rank, False]) for rank in VARIANTS if (rank, False) in resident}
+    groups = {"memory": setup.memory(resident[RANKS[0], False])}
     more = {"factors": (RANKS[-1], False), "tiles": (0, False), "parts": (RANKS[0], True)}
     groups |= {name: getattr(setup, name)(resident[key]) for name, key in more.items() if key in resident}
     again = groups["memory"][0]
-    others = itertools.chain(*(each for name, each in groups.items() if name != "basic"))
-    points = [*itertools.chain(*groups["basic"].values()), *others, again]
+    points = [*itertools.chain(*basic.values(), *groups.values()), again]
     us, spreads, repeated = {}, [], [gpu.timed(*setup.work(again))[0]]
     for point in progress.with_progress(points, f"calibrate {setup.rows} rows"):
         us[point], spread = gpu.timed(*setup.work(point))
@@ -234,7 +232,7 @@ def measure(gpu, stated):
     # Of one launch at the beginning and at the end, and of each launch.
     spread = float(max(max(repeated) / min(repeated) - 1, np.median(spreads)))
     seconds = time.perf_counter() - begin
-    return fitted(setup, us, groups, needs, made_for=stated, spread=spread, seconds=seconds)
+    return fitted(setup, us, basic, groups, needs, made_for=stated, spread=spread, seconds=seconds)
 
 
 def compile_ahead(chosen: Iterable[Tile], head_dim: int, dtype: str) -> None:

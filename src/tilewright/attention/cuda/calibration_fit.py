@@ -1,6 +1,7 @@
 """The launches that a calibration times, made-up items that are all alike, and what follows from their times (T3)."""
 
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
@@ -66,23 +67,23 @@ class Setup:
     l2_bytes: int
 
     @property
-    def batch(self):
+    def batch(self) -> int:
         """Entries that share the lists: as many as the multiprocessors can be shared out to."""
         return next(batch for batch in (4, 3, 2, 1) if self.multiprocessors % batch == 0)
 
-    def work(self, point):
+    def work(self, point: Point) -> tuple[TileLists, int, int]:
         """``(lists, tokens, batch)`` of a point."""
         batch = 1 if point.own_masks and point.waves == 1 else self.batch
         n_items = self.multiprocessors * (point.busy * point.waves + point.more) // batch
         n_tokens = point.tokens or NEAR_TOKENS
         return lists(point, self.rows, self.step_keys, n_items, n_tokens), n_tokens, batch
 
-    def compiled(self, rank, split):
+    def compiled(self, rank: int | None, split: bool) -> TileLists:
         """Lists of two items for which a variant is compiled; split: some block is."""
         point = Point(rank, 1, full=2, partial=0 if rank is None else 2, parts=1 + split)
         return lists(point, self.rows, self.step_keys, 2, FEW_TOKENS)
 
-    def basic(self, rank: int, resident):
+    def basic(self, rank: int | None, resident: int) -> list[Point]:
         """The points that tell what programs of a variant take; `resident` of them fit a multiprocessor."""
         steps = sorted({(full, 0) for full, _ in STEPS} if rank is None else STEPS)
         levels = range(1, resident + 1) if resident <= EACH else sorted({1, 2, 3, (resident + 1) // 2, resident})
@@ -90,17 +91,17 @@ class Setup:
         more = [Point(rank, resident, 1, *each, more=more) for more in sorted({1, resident // 2}) for each in steps]
         return [Point(rank, *load, *each) for load in loads for each in steps] + more
 
-    def memory(self, resident) -> list:
+    def memory(self, resident: int) -> list:
         """Points whose keys lie together, apart, and beyond the second-level cache."""
         row_bytes = 2 * self.head_dim * (4 if self.dtype == "float32" else 2)
         tokens = [max(NEAR_TOKENS // 2, int(share * self.l2_bytes / (row_bytes * self.batch))) for share in SHARES]
         return [Point(RANKS[0], resident, WAVES[1], partial=STEPS[-1][1], tokens=n) for n in (None, *tokens)]
 
-    def factors(self, resident) -> list:
+    def factors(self, resident: int) -> list:
         """A point whose items have factors of the greatest rank that no other item has."""
         return [Point(RANKS[-1], resident, WAVES[1], partial=STEPS[-1][1], own_masks=True)]
 
-    def tiles(self, resident):
+    def tiles(self, resident: int) -> list[Point]:
         """Points with tiles of masks that no other item has, few and many; in one wave, no other program."""
         few = max(1, int(INSIDE * self.l2_bytes / (4 * self.rows * self.step_keys)))
         points = []
@@ -109,13 +110,13 @@ class Setup:
             points += [Point(0, resident, waves, partial=n, own_masks=True) for n in sorted({held, STEPS[-1][1]})]
         return points
 
-    def parts(self, resident) -> list:
+    def parts(self, resident: int) -> list:
         """Points whose blocks are split."""
         forms = ((4, None), (16, None), (16, 1), (64, 1))
         return [Point(RANKS[0], resident, partial=4, parts=n, rows=rows) for n, rows in forms]
 
 
-def lists(point, rows, step_keys, n_items, n_tokens: int) -> TileLists:
+def lists(point: Point, rows: int, step_keys: int, n_items: int, n_tokens: int) -> TileLists:
     """`TileLists` of `n_items` items as a `Point` has them, over `n_tokens` tokens."""
     rng, item = np.random.default_rng(0), np.arange(n_items)
     steps, n_rows = point.full + point.partial, point.rows or rows
@@ -163,14 +164,21 @@ def lists(point, rows, step_keys, n_items, n_tokens: int) -> TileLists:
     )
 
 
-def fitted(setup, us, groups, needs, **stated):
+def fitted(
+    setup: Setup,
+    us: dict[Point, float],
+    basic: dict[int | None, list[Point]],
+    groups: dict[str, list[Point]],
+    needs: dict[tuple[int | None, bool], dict[str, float]],
+    **stated: Any,
+) -> Calibration:
     """The `Calibration` of a `Setup`.
 
-    us: ``{Point: microseconds}``. groups: ``{"basic": {rank: points}}``, and points by words of `FURTHER`. needs: by
-    rank and whether blocks are split, what a program takes, see `probe.resources`. stated: fields of the calibration
-    that its points do not tell.
+    us: ``{Point: microseconds}``. basic: points by rank. groups: points by words of `FURTHER`. needs: by rank and
+    whether blocks are split, what a program takes, see `probe.resources`. stated: fields of the calibration that its
+    points do not tell.
     """
-    variants = {rank: _Variant(points, us) for rank, points in groups["basic"].items()}
+    variants = {rank: _Variant(points, us) for rank, points in basic.items()}
     args = launch_us, by_age = _shared(variants.values(), min(us.values()))
     found = Calibration(
         rows=setup.rows,
@@ -202,14 +210,14 @@ def fitted(setup, us, groups, needs, **stated):
     return replace(found, error=float(np.median(off)))
 
 
-def described(setup, point, calibration):
+def described(setup: Setup, point: Point, calibration: Calibration) -> cost_model.Launch:
     """The `cost_model.Launch` of a point."""
     lists, _, batch = setup.work(point)
     launch = cost_model.describe(lists, calibration, batch, setup.head_dim, setup.dtype)
     return replace(launch, rank=point.rank, apart=float(point.own_masks))
 
 
-def predicted(launch, calibration):
+def predicted(launch: cost_model.Launch, calibration: Calibration) -> float:
     """Microseconds of a `cost_model.Launch`, by what a calibration says."""
     took_us = cost_model.durations(launch, calibration)
     return calibration.launch_us + cost_model.makespan(*took_us, launch.hb, calibration)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked

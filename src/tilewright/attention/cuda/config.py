@@ -8,7 +8,6 @@ from tilewright.core.errors import DeviceError, PatternError, TileError
 from tilewright.devices.cuda.facts import FEWEST_ROWS
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from tilewright.attention.blocks.tiles import Tile
@@ -87,7 +86,7 @@ def _here():
     return Room(device["shared_bytes"], device["registers"])
 
 
-def for_packed(rows, head_dim, dtype: "torch.dtype"):
+def for_packed(rows: int, head_dim: int, dtype: "torch.dtype") -> KernelConfig:
     """The `KernelConfig` of packed attention with `rows` queries a program.
 
     In 16 bits, 16 queries a warp. float32 does not use the tensor cores: it has few keys a step and as many warps as
@@ -109,7 +108,7 @@ def check_head_dim(head_dim: int) -> None:
         raise PatternError(f"head_dim: expected a multiple of 8 from 8 to {max(HEAD_DIMS)} on a GPU, found {head_dim}")
 
 
-def for_backward(rows: "np.ndarray", head_dim: int, dtype: "torch.dtype", narrow: bool = False) -> KernelConfig:
+def for_backward(rows: int, head_dim: int, dtype: "torch.dtype", narrow: bool = False) -> KernelConfig:
     """The `KernelConfig` of the backward's kernels with `rows` rows a program.
 
     narrow: of a kernel of keys whose lists let it have 32 queries a step, see `backward.narrow`.

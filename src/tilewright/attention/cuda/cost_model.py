@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilewright import devices
-from tilewright.attention.blocks import work
+from tilewright.attention.blocks import Blocks, work
 from tilewright.attention.cuda import config, tile_lists
 from tilewright.attention.cuda.tile_lists import Item, Part
 from tilewright.attention.profile import ItemShape, fitted
@@ -21,7 +21,7 @@ from tilewright.core.contents import Amount, Count, Size
 from tilewright.core.errors import DeviceError
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 # Of programs beyond so many, the first are taken to run at the full rate: only how the last ones end is uneven.
 PLAYED = 1 << 17
@@ -128,7 +128,16 @@ class Launch:
     missed_tiles: float = 0.0
 
 
-def predict(blocks, *, heads: int, head_dim: int, dtype: "torch.dtype", split_keys, calibration, bias_heads=None):
+def predict(
+    blocks: Blocks,
+    *,
+    heads: int,
+    head_dim: int,
+    dtype: str,
+    split_keys: int | None,
+    calibration: Calibration,
+    bias_heads: int | None = None,
+) -> tuple[float, float, list[ItemShape]]:
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`, as `probe.measure` gives them.
 
     bias_heads: heads with a bias of their own, None without a bias. `tile_us` is what the launch of all items takes
@@ -182,7 +191,14 @@ def predict(blocks, *, heads: int, head_dim: int, dtype: "torch.dtype", split_ke
     return 0.0, *fitted(shapes, whole_us=whole_us, load_us=all_us, lanes=multiprocessors)
 
 
-def describe(lists, calibration, hb, head_dim: int, dtype: "torch.dtype", bias_heads=None) -> Launch:
+def describe(
+    lists: tile_lists.TileLists,
+    calibration: Calibration,
+    hb: int,
+    head_dim: int,
+    dtype: str,
+    bias_heads: int | None = None,
+) -> Launch:
     """The `Launch` of `TileLists` for `hb` heads times batch entries."""
     steps = lists.items[:, Item.STEPS].astype(np.int64)
     full = lists.items[:, Item.FULL_STEPS].astype(np.int64) if bias_heads is None else np.zeros_like(steps)
@@ -302,7 +318,7 @@ def _reads(used, steps, wave):
     return reads
 
 
-def depth(rank: int):
+def depth(rank: int | None) -> float:
     """How much of a mask of `rank` is read in a step, where the greatest rank, or a tile, is 1; of intervals little, of
     bytes as much as of that rank."""
     if rank in (0, tile_lists.BYTES):
@@ -310,7 +326,7 @@ def depth(rank: int):
     return 0.0 if rank is None else rank / tile_lists.RANKS[-1]
 
 
-def durations(launch, calibration):
+def durations(launch: Launch, calibration: Calibration) -> tuple[np.ndarray, np.ndarray]:
     """``(float [I, resident], float [I])``: what a program of each item takes while 1, 2, … that began together share
     its multiprocessor, and with as many as there may be that began as others ended."""
     kernel = calibration.kernel(launch.rank)
@@ -329,7 +345,7 @@ def durations(launch, calibration):
     return together_us, steady_us
 
 
-def makespan(together_us, steady_us, hb, calibration):
+def makespan(together_us: np.ndarray, steady_us: np.ndarray, hb: int, calibration: Calibration) -> float:
     """Microseconds that a launch takes whose items' programs, `hb` each, take what `durations` gives."""
     kinds, of_item = np.unique(np.column_stack([together_us, steady_us]), axis=0, return_inverse=True)
     of_item, resident = of_item.ravel(), together_us.shape[1]
@@ -342,7 +358,7 @@ def makespan(together_us, steady_us, hb, calibration):
     return even_us + played(first, later, of_item[begun:], hb, calibration.multiprocessors, by_rank)
 
 
-def shares(took_us, by_age):
+def shares(took_us: np.ndarray, by_age: float) -> np.ndarray:
     """float [n, n]: with 1 to n programs on a multiprocessor, the speed of each, the oldest first; 1 is their mean.
 
     took_us: float [n], what a program takes with so many. by_age: 0 where all are equally fast, 1 where each has what
@@ -359,7 +375,9 @@ def shares(took_us, by_age):
 
 
 @njit(cache=True, nogil=True)
-def played(first, later, of_item, hb, multiprocessors, by_rank):
+def played(
+    first: np.ndarray, later: np.ndarray, of_item: np.ndarray, hb: int, multiprocessors: int, by_rank: np.ndarray
+) -> float:
     """Time at which the last program ends. A multiprocessor that has room takes the next program.
 
     first, later: float [kinds, resident], durations of programs that begin with the launch, and of others. of_item: int

@@ -5,21 +5,25 @@ reads. Rounds follow one another.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from tilewright.attention.blocks import Blocks
 from tilewright.attention.blocks.tiles import Tile
 from tilewright.attention.cuda import bias_values, config, tile_kernel, tile_lists
 from tilewright.attention.cuda.launch import ItemLaunch, mask_heads, records
 from tilewright.attention.cuda.tile_lists import Item, TileLists
-from tilewright.attention.schedule.record import verify_inputs
+from tilewright.attention.schedule.record import Schedule, verify_inputs
 from tilewright.attention.setting import Setting, setting
+from tilewright.attention.units import Units
 from tilewright.core.errors import PatternError
 from tilewright.devices import qkv
 from tilewright.devices.cuda import launcher, tape
@@ -39,15 +43,15 @@ class Source:
 
 
 def prepare(
-    schedule,
-    blocks,
+    schedule: Schedule,
+    blocks: dict[str, Blocks],
     *,
     heads: int,
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device | str = "cuda",
-    units=None,
-    **options,
+    units: Units | None = None,
+    **options: Any,
 ) -> "Executor":
     """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
 
@@ -87,7 +91,9 @@ def prepare(
     return Executor(launches, shape, heads, head_dim, dtype, device, written < n_rows, source)
 
 
-def lists_of(build, cover, columns, common, n_rows: int):
+def lists_of(
+    build: Callable[..., TileLists], cover: Blocks, columns: Sequence[np.ndarray], common: Setting, n_rows: int
+) -> TileLists:
     """The `TileLists` of items `columns` of a `cover`, of all units where there are several patterns of `n_rows` rows.
 
     build: ``callable(cover, *columns) -> TileLists``.
@@ -97,7 +103,8 @@ def lists_of(build, cover, columns, common, n_rows: int):
         return build(cover, *columns)
     if common.bias is not None and units.apart:
         # Masks hold the bias, which differs by head: each unit has its own.
-        cover, *columns = units.spread(cover, *columns, n_rows)
+        block, run_lo, run_hi = columns
+        cover, *columns = units.spread(cover, block, run_lo, run_hi, n_rows)
         units = replace(units, group=tuple(range(len(units.group))))
     return tile_lists.of_units(build(cover, *columns), units, n_rows)
 
@@ -107,21 +114,21 @@ def _longest(launch):
     return launch.lists.rows * launch.lists.step_keys * int(launch.lists.items[:, Item.STEPS].max(initial=0))
 
 
-def index(common):
+def index(common: Setting) -> Callable | None:
     """Index into the bias table by row and key in the graph's order, or None."""
-    if common.bias is None:
+    if (bias := common.bias) is None:
         return None
     rows, keys = common.natural
-    n, units, length = len(rows), common.units, common.bias.table.shape[1]
+    n, units, length = len(rows), common.units, bias.table.shape[1]
     if units is None:
-        return lambda row, key: common.bias.index(rows[row], keys[key])
+        return lambda row, key: bias.index(rows[row], keys[key])
     if not units.apart:
-        return lambda row, key: common.bias.index(rows[row % n], keys[key])
+        return lambda row, key: bias.index(rows[row % n], keys[key])
     # One table of one head holds those of all heads, see `bias_table`.
-    return lambda row, key: row // n % units.heads * length + common.bias.index(rows[row % n], keys[key])
+    return lambda row, key: row // n % units.heads * length + bias.index(rows[row % n], keys[key])
 
 
-def bias_table(common, table=None):
+def bias_table(common: Setting, table: Tensor | None = None) -> Tensor:
     """The values of the bias, or those of `table` [H, T], contiguous; [1, H * T] where heads have patterns of their
     own."""
     if table is None:
@@ -155,14 +162,14 @@ class Launch(ItemLaunch):
         self._tile = tile
         # Where values of a bias stand in its tiles, and the tiles of those that it was planned with, once asked for.
         self._places: bias_values.Tiles | None = None
-        self._own: torch.Tensor | None = None
+        self._own: Tensor | None = None
 
     @property
     def what(self) -> str:
         """The tile, as a refusal names it."""
         return f"tile {self._tile.name}"
 
-    def tiles(self, table):
+    def tiles(self, table: Tensor | None) -> Tensor:
         """The tiles of these values of the bias [H, T], in new memory.
 
         The lists that say where values stand are held from the first call on.
@@ -171,7 +178,7 @@ class Launch(ItemLaunch):
             self._places = self._placing()
         return self._places(bias_table(self.common, table).to(self.device))
 
-    def own_tiles(self):
+    def own_tiles(self) -> Tensor:
         """The tiles of the bias that it was planned with, made by the first call."""
         if self._own is None:
             own = self._placing()(bias_table(self.common).to(self.device))
@@ -183,7 +190,7 @@ class Launch(ItemLaunch):
         launcher.expect_no_capture(REFUSED)
         return bias_values.Tiles(self.lists, mask_heads(self.common), self._size, self.device)
 
-    def with_items(self, lists):
+    def with_items(self, lists: TileLists) -> "Launch":
         """A launch of other work items over the same keys and masks, which both hold, with the same compiled kernel.
 
         lists: those of this launch, with other items and parts; it has parts only where this launch has.
@@ -214,13 +221,22 @@ class Executor:
     """
 
     def __init__(
-        self, rounds, shape: tuple[int, ...], heads: int, head_dim: int, dtype: torch.dtype, device, incomplete, source
+        self,
+        rounds: tuple[tuple[Launch, ...], ...],
+        shape: tuple[int, ...],
+        heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        incomplete: bool,
+        source: Source,
     ):
         self._rounds, self.shape, self.heads, self.head_dim = rounds, shape, heads, head_dim
         for number, launch in enumerate(self.launches):
             launch.number = number
         self.dtype, self.device, self.incomplete = dtype, device, incomplete
-        self.source, self.backward, self.preparing = source, None, Lock()
+        self.source, self.preparing = source, Lock()
+        self.backward: Any = None
         self.units, self.base, self.table = source.common.units, self, None
         # Tiles of the bias that it was planned with, made when they are first asked for.
         self._own: Sequence | None = None if any(launch.tiled for launch in self.launches) else ()
@@ -245,12 +261,12 @@ class Executor:
         """Pairs of query and key that a head works through, padding included."""
         return sum(launch.executed for launch in self.launches) // (1 if self.units is None else len(self.units.group))
 
-    def peak_bytes(self, batch: int):
+    def peak_bytes(self, batch: int) -> int:
         """Most bytes that calls hold beyond their arguments: the result, and what split items leave."""
         result = batch * self.heads * self.shape[0] * self.head_dim * self.dtype.itemsize
         return result + sum(launch.scratch_bytes(batch) for launch in self.launches)
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table=None):
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = None) -> Tensor:
         """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned.
 
         table: values [H, T] in place of those of the bias, see `with_bias`.
@@ -277,7 +293,7 @@ class Executor:
         with self._lock:
             return self._first(key, q, k, v, tiles)
 
-    def of_table(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table):
+    def of_table(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
         """As a call with a `table`, by launches that were taken down where it consists of them."""
         # What writes zeros or copies a table is no launch.
         if self.incomplete or not table.is_contiguous() or table.device != q.device:
@@ -293,7 +309,7 @@ class Executor:
         with self._lock:
             return (self._first(key, q, k, v, tiles),)
 
-    def with_bias(self, table) -> "Valued":
+    def with_bias(self, table: Tensor) -> "Valued":
         """This executor with other values of its bias, float [H, T] on its device: see `attention.backends`."""
         return Valued(self, table)
 
@@ -343,12 +359,12 @@ class Valued:
     base: the executor. table: the values, float [H, T].
     """
 
-    def __init__(self, base, table):
+    def __init__(self, base: Executor, table: Tensor):
         self.base, self.table = base, table.detach()
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.base, name)
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention over the pattern, see `Executor`."""
         return self.base.of_table(q, k, v, self.table)

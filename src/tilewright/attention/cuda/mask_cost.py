@@ -18,7 +18,7 @@ _MOST_KEYS = 4096
 OTHERS_DEPTH = RANKS[-1]
 
 
-def mask_cost(graph: "Graph", row_ptr, head_dim: int):
+def mask_cost(graph: "Graph", row_ptr: np.ndarray, head_dim: int) -> float:
     """How many times as much a step costs with the masks of the groups of rows `row_ptr` as without any.
 
     A step has two products of depth `head_dim`. Masks of rank R add one of depth R, others count as one of

@@ -15,7 +15,7 @@ from tilewright.core.compiled import njit
 _MOST_SETS = 96
 
 
-def factors(forbidden, limit):
+def factors(forbidden: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] | None:
     """``(a bool [M, R], b bool [R, K])`` with ``(a @ b) > 0`` equal to `forbidden` (bool [M, K]), or None if R > limit.
 
     The rows that a key forbids form a set. Of the sets that are no union of smaller ones, groups are merged as long as
@@ -34,7 +34,7 @@ def factors(forbidden, limit):
     return pieces.T.copy(), b[of_key].T.copy()
 
 
-def words(packed):
+def words(packed: np.ndarray) -> np.ndarray:
     """uint64 [n, words] of bits in bytes, uint8 [n, bytes]."""
     padded = np.zeros((len(packed), -(-packed.shape[1] // 8) * 8), np.uint8)
     padded[:, : packed.shape[1]] = packed

@@ -11,7 +11,7 @@ from tilewright.attention.cuda.mask_factors import words
 from tilewright.core.compiled import njit
 
 
-def intervals(allowed, step_keys: int, most):
+def intervals(allowed: np.ndarray, step_keys: int, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """``(place int [steps, step_keys], begin int [steps, M], length int [steps, M])``; None if that takes over `most`
     steps.
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from tilewright import devices
-from tilewright.attention.blocks import work
+from tilewright.attention.blocks import Blocks, work
 from tilewright.attention.cuda import config, executor, launch, tile_lists
 from tilewright.attention.cuda.tile_lists import Item, Part
-from tilewright.attention.profile import fitted, item_shape
+from tilewright.attention.profile import ItemShape, fitted, item_shape
 from tilewright.attention.setting import setting
 from tilewright.core import progress
-from tilewright.core.timing import time_gpu
+from tilewright.core.timing import Timing, time_gpu
 
 # Where q, k, v and the lists lie.
 DEVICE = "cuda"
@@ -25,7 +25,17 @@ MIN_REPS = 10
 MOST_THREADS, MOST_PROGRAMS, PARTS = 2048, 32, 4
 
 
-def measure(blocks, *, heads: int, head_dim: int, dtype: torch.dtype, split_keys, seed: int, budget_s, known=None):
+def measure(
+    blocks: Blocks,
+    *,
+    heads: int,
+    head_dim: int,
+    dtype: str,
+    split_keys: int | None,
+    seed: int,
+    budget_s: float,
+    known: dict | None = None,
+) -> tuple[float, float, list[ItemShape]]:
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; arguments as in `attention.measure`.
 
     An item is one program for each head. A shape is timed with as many items as all blocks have, since the time of a
@@ -90,7 +100,7 @@ class Probe:
     lists: `TileLists` of all `items`. shape: int [I], the shape of each item of the lists. setting: of the kernel.
     """
 
-    def __init__(self, blocks, items, *, heads, head_dim, dtype, seed: int):
+    def __init__(self, blocks: Blocks, items: work.WorkItems, *, heads: int, head_dim: int, dtype: str, seed: int):
         """Make lists and tokens; items: ``work.items(blocks, …)``; dtype: a name such as ``bfloat16``."""
         self.setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
         form = config.for_tile(blocks.tile, head_dim, self.setting.dtype)
@@ -104,17 +114,17 @@ class Probe:
         q, k, v = (torch.randn(each, **drawn).to(self.setting.dtype) for each in shapes)
         self._tokens = q, k, v, torch.empty_like(q)
 
-    def compiled(self):
+    def compiled(self) -> Any:
         """The compiled kernel, after a launch of all items."""
         return self._launch(*self._tokens)
 
-    def timed(self, lists, seconds: float):
+    def timed(self, lists: tile_lists.TileLists, seconds: float) -> Timing:
         """The `Timing` of a launch of `lists`, some of the items, in about so many seconds."""
         launch = self._launch.with_items(lists)
         return time_gpu(lambda: launch(*self._tokens), min_reps=MIN_REPS, max_seconds=seconds, rse_target=RSE)
 
 
-def repeated(lists, times):
+def repeated(lists: tile_lists.TileLists, times: int) -> tile_lists.TileLists:
     """`TileLists` that run every item `times` times; each time, the parts of split blocks are merged anew."""
     first, n_parts = np.arange(times)[:, None], len(lists.parts)
     items = np.tile(lists.items, (times, 1)).reshape(times, -1, lists.items.shape[1])
@@ -124,11 +134,11 @@ def repeated(lists, times):
     parts[:, :, Part.SCRATCH_ROW] += (first * lists.part_rows).astype(np.int32)
     # Longest first, as in any launch.
     flat = items.transpose(1, 0, 2).reshape(-1, items.shape[2])
-    totals = {"groups": times * lists.groups, "part_rows": times * lists.part_rows}
-    return replace(lists, items=flat, parts=parts.reshape(-1, len(Part)), **totals)
+    groups, part_rows = times * lists.groups, times * lists.part_rows
+    return replace(lists, items=flat, parts=parts.reshape(-1, len(Part)), groups=groups, part_rows=part_rows)
 
 
-def resources(compiled, device) -> dict:
+def resources(compiled: Any, device: dict) -> dict:
     """What one program takes of a multiprocessor, and how many are resident there for that."""
     threads, shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
     # Registers are handed out to warps in units of 256, shared memory with a kilobyte of the system's own.

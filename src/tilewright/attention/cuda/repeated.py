@@ -1,12 +1,13 @@
 """Kernels that a plan launches in each call on other memory, beside those of `launcher` (stage T5)."""
 
+from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from tilewright.devices.cuda import launcher
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Repeated:
@@ -15,14 +16,14 @@ class Repeated:
     No tensor is kept between calls. Several threads may call it.
     """
 
-    def __init__(self, kernel, device: "torch.device | str", refused):
+    def __init__(self, kernel: Any, device: torch.device | str, refused: str):
         """refused: what a `DeviceError` says where a capture comes before the first such call."""
         self._kernel, self._refused = kernel, refused
         self._stream = launcher.current_stream(device)
         # By stream, alignment and type of the tensors, grid and what follows them: direct launches.
         self._known, self._lock = launcher.recent(), Lock()
 
-    def __call__(self, grid: tuple[int, ...], tensors, following, **options) -> None:
+    def __call__(self, grid: tuple[int, ...], tensors: Sequence[Tensor], following: tuple, **options: Any) -> None:
         """Launch on `grid`, three numbers; following: all arguments after the tensors, constants included.
 
         options: of Triton, a function of the others.

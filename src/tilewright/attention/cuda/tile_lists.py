@@ -1,15 +1,17 @@
 """What `tile_kernel` reads: the records, keys and masks of a work list, packed (stages T3 and T5)."""
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 
+from tilewright.attention.blocks import Blocks
 from tilewright.attention.cuda.mask_factors import factors
 from tilewright.attention.cuda.mask_intervals import intervals
 from tilewright.attention.masks import distinct_rows
-from tilewright.attention.units import interleaved
+from tilewright.attention.units import Units, interleaved
 from tilewright.core.compiled import njit
 
 # In place of the number of a mask: a run that only fills up a step, and a full run.
@@ -87,7 +89,16 @@ class TileLists:
     partial: bool
 
 
-def build(blocks, block, run_lo, run_hi, step_keys: int, index=None, masks: bool = True, forms=FORMS) -> TileLists:
+def build(
+    blocks: Blocks,
+    block: np.ndarray,
+    run_lo: np.ndarray,
+    run_hi: np.ndarray,
+    step_keys: int,
+    index: Callable | None = None,
+    masks: bool = True,
+    forms: Sequence[str] = FORMS,
+) -> TileLists:
     """`TileLists` of work items (int columns `block`, `run_lo`, `run_hi`) of `blocks`.
 
     step_keys: a multiple of a run. index: with a bias, ``callable(rows, keys) -> int array``, its index for rows and
@@ -170,7 +181,7 @@ def _fill_steps(run_lo, run_hi, first, run_keys, run_mask, keys, of_run):
                     keys[step, j] = keys[step, 0]
 
 
-def subset(lists, here):
+def subset(lists: TileLists, here: np.ndarray | slice | list[int]) -> TileLists:
     """The items `here` (an index of items) of `TileLists`; of split blocks, only the parts there are merged."""
     items = lists.items[here]
     part = items[:, Item.PART]
@@ -183,7 +194,7 @@ def subset(lists, here):
     return replace(lists, items=items, parts=parts, groups=groups, part_rows=part_rows)
 
 
-def of_units(lists, units, n_rows: int):
+def of_units(lists: TileLists, units: Units, n_rows: int) -> TileLists:
     """`TileLists` of patterns that stand one above the other, `n_rows` each, as those of all `units`.
 
     Keys and masks stay those of the patterns. The record of an item has one more field: the first head of its unit,
@@ -282,9 +293,9 @@ def _as_factors(blocks, kinds, step_keys):
         same = masks.tobytes(), rows
         if same not in known:
             known[same] = factors(~_pairs(blocks, masks, rows), RANKS[-1])
-        if known[same] is None:
+        if (product := known[same]) is None:
             return None
-        found.append((*known[same], of_run))
+        found.append((*product, of_run))
     rank = next(rank for rank in RANKS if rank >= max(a.shape[1] for a, _, _ in found))
     per_step = step_keys // blocks.tile.run
     offset = np.concatenate(([0], np.cumsum([len(of_run) // per_step for *_, of_run in found], dtype=np.int64)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tilewright.core import _internals
 from tilewright.core.errors import PatternError
@@ -41,7 +42,7 @@ class Executor:
         self._last: tuple[Callable, list | None] = (lambda: None), None
 
     @in_any_state
-    def lists(self, keep: torch.Tensor) -> torch.Tensor:
+    def lists(self, keep: Tensor) -> Tensor:
         """See `packed.lists`."""
         made = keep.new_zeros(self.offsets.size, dtype=torch.int32)
         lengths = keep.sum(1)
@@ -56,9 +57,7 @@ class Executor:
         return made
 
     @in_any_state
-    def pack(
-        self, keep: torch.Tensor, tokens: torch.Tensor, origin: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def pack(self, keep: Tensor, tokens: Tensor, origin: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See `packed.lists`."""
         made = self.lists(keep)
         if origin is not None:
@@ -68,17 +67,17 @@ class Executor:
         return made, self.gather(made, tokens)
 
     @in_any_state
-    def gather(self, lists: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def gather(self, lists: Tensor, x: Tensor) -> Tensor:
         """See `packed.lists`."""
         return self._rows(lists, "source", x, None)
 
     @in_any_state
-    def scatter(self, lists: torch.Tensor, x: torch.Tensor, fill=None):
+    def scatter(self, lists: Tensor, x: Tensor, fill: Tensor | None = None) -> Tensor:
         """See `packed.lists`."""
         return self._rows(lists, "position", x, fill)
 
     @in_any_state
-    def first(self, lists: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def first(self, lists: Tensor, x: Tensor) -> Tensor:
         """See `packed.lists`."""
         return self._rows(lists, "starts", x, None)
 
@@ -96,7 +95,7 @@ class Executor:
         return torch.where((index >= 0).view(*shape[:-1], 1), rows, other)
 
     @in_any_state
-    def pad(self, lists: torch.Tensor, x: torch.Tensor, length: int) -> torch.Tensor:
+    def pad(self, lists: Tensor, x: Tensor, length: int) -> Tensor:
         """See `packed.lists`."""
         check_rows(self.offsets, "starts", x)
         check_tensors(self._device, tokens=x)
@@ -109,14 +108,12 @@ class Executor:
         return rows.masked_fill_(~valid[..., None], 0)
 
     @in_any_state
-    def attend(self, lists: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, lists: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `packed.lists`."""
         return self.attend_into(q.new_empty(q.shape), lists, q, k, v)
 
     @in_any_state
-    def attend_into(
-        self, out: torch.Tensor, lists: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
+    def attend_into(self, out: Tensor, lists: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `packed.lists`."""
         check_qkv(self.offsets, q, k, v, out)
         check_tensors(self._device, q=q)
@@ -132,15 +129,7 @@ class Executor:
         return out
 
     @in_any_state
-    def attend_backward(
-        self,
-        lists: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        grad: torch.Tensor,
-    ) -> tuple:
+    def attend_backward(self, lists: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor) -> tuple:
         """See `packed.lists`. Weights are computed again, for some queries at a time.
 
         Of the result no value is read: sums over the weights are more exact where one key has nearly all of them.

@@ -8,12 +8,14 @@ from functools import lru_cache, partial
 
 import torch
 import triton
+from torch import Tensor
 
 from tilewright.attention.cuda import config
 from tilewright.core.errors import PatternError
 from tilewright.devices.cuda.launcher import KEYS, CachedLaunch, wide
 from tilewright.packed.cuda import backward_kernels, kernels
 from tilewright.packed.lists import (
+    PackedOffsets,
     check_packed,
     check_qkv,
     check_result,
@@ -38,7 +40,9 @@ class Executor:
     some shapes and strides, on each stream, goes through Triton, which compiles.
     """
 
-    def __init__(self, offsets, device, attention_config=None):
+    def __init__(
+        self, offsets: PackedOffsets, device: torch.device, attention_config: config.KernelConfig | None = None
+    ):
         """Compile nothing yet. Raises `PatternError` for a batch whose lists are too long for their own numbers."""
         if offsets.size >= 2**31:
             raise PatternError(f"lists: expected fewer than 2**31 values, found {offsets.size} of {offsets}")
@@ -58,11 +62,11 @@ class Executor:
         self._of_queries = CachedLaunch(self._launch_of_queries, device)
         self._of_keys = CachedLaunch(self._launch_of_keys, device)
 
-    def lists(self, keep):
+    def lists(self, keep: Tensor) -> Tensor:
         """See `packed.lists`."""
         return self._lists(keep, keep.sum(1, dtype=torch.int32)) if self.offsets.images > FUSED else self._lists(keep)
 
-    def pack(self, keep, tokens, origin=None):
+    def pack(self, keep: Tensor, tokens: Tensor, origin: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See `packed.lists`."""
         if self.offsets.images > FUSED:
             lists = self.lists(keep)
@@ -72,31 +76,25 @@ class Executor:
         packed = tokens.new_empty(self.offsets.capacity, tokens.shape[-1])
         return self._pack(keep, tokens, packed, *(() if origin is None else (origin,))), packed
 
-    def gather(self, lists: torch.Tensor, x: torch.Tensor):
+    def gather(self, lists: Tensor, x: Tensor) -> Tensor:
         """See `packed.lists`."""
         return self._rows["source"](lists, x)
 
-    def scatter(self, lists: torch.Tensor, x: torch.Tensor, fill=None):
+    def scatter(self, lists: Tensor, x: Tensor, fill: Tensor | None = None) -> Tensor:
         """See `packed.lists`."""
         return self._rows["position"](lists, x) if fill is None else self._rows["position"](lists, x, fill)
 
-    def first(self, lists: torch.Tensor, x: torch.Tensor):
+    def first(self, lists: Tensor, x: Tensor) -> Tensor:
         """See `packed.lists`."""
         return self._rows["starts"](lists, x)
 
-    def pad(self, lists: torch.Tensor, x: torch.Tensor, length):
+    def pad(self, lists: Tensor, x: Tensor, length: int) -> Tensor:
         """See `packed.lists`."""
         return self._pad(length)(lists, x)
 
     def attend_backward(
-        self,
-        lists: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        grad: torch.Tensor,
-    ):
+        self, lists: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See `packed.lists`: two launches, and two floats for each row and head."""
         if grad.stride(-1) != 1:
             grad = grad.contiguous()

@@ -55,7 +55,7 @@ def settings(name: str) -> tuple[str, ...]:
     return registry.member(__name__, "pruner", name, NAMES).Params.__struct_fields__
 
 
-def parse(name: str, settings) -> tuple[ModuleType, Any]:
+def parse(name: str, settings: Any) -> tuple[ModuleType, Any]:
     """``(module, Params)`` of the pruner `name` with `settings`, a dict, read strictly.
 
     Raises `UnknownNameError` for the name and `ConfigError` for a setting that is unknown, of a wrong type or out of

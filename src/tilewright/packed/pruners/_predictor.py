@@ -4,7 +4,7 @@ Source: Rao et al., "DynamicViT" (2021), and its code.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tilewright.core import precision
 
@@ -24,7 +24,7 @@ class Predictor(nn.Module):
             nn.Linear(width // 4, 2),
         )
 
-    def forward(self, x: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, alive: Tensor) -> Tensor:
         """Log-odds of staying [B, n] of patches x [B, n, C], of which those in alive [B, n] count.
 
         The published score is the logarithm of the probability. It ranks patches in the same order. But where they

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tilewright.packed.pruners import Choice, Settings, _scores
 
@@ -36,7 +36,9 @@ class Pruner(nn.Module):
         super().__init__()
         self.most = min(n_tokens, max(FEWEST, round(params.keep_ratio * n_tokens)))
 
-    def forward(self, time, x: torch.Tensor, layout, heads):
+    def forward(
+        self, time: int, x: Tensor, layout: _scores.Layout, heads: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Choice]:
         """See the contract."""
         q, k, v = heads
         attention = _scores.class_attention(q, k, layout).sum(1)
@@ -46,7 +48,7 @@ class Pruner(nn.Module):
         return x, Choice(keep, 1, min(self.most, layout.length))
 
 
-def sample(score, valid, points):
+def sample(score: Tensor, valid: Tensor, points: int) -> Tensor:
     """bool [B, n]: the tokens that a grid of `points` hits, of those in valid [B, n]; score [B, n], not negative.
 
     An image of a single token keeps it.

@@ -4,18 +4,15 @@ Source: Rao et al., "DynamicViT" (2021), evaluation mode.
 """
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from tilewright.masks.dynamicvit import VARIANTS, kept_of
 from tilewright.packed.pruners import Choice, Settings, _scores
 from tilewright.packed.pruners._predictor import Predictor
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Params(Settings, frozen=True, forbid_unknown_fields=True):
@@ -25,7 +22,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     predictor: Literal["learned", "random"] = "learned"
 
     @property
-    def learned(self):
+    def learned(self) -> bool:
         """See `Settings`."""
         return self.predictor == "learned"
 
@@ -41,7 +38,7 @@ class Pruner(nn.Module):
         self.counts = kept_of(n_tokens - 1, params.keep_ratio)
         self.score_predictor = nn.ModuleList(Predictor(width) for _ in self.before)
 
-    def forward(self, time, x: "torch.Tensor", layout, heads: int):
+    def forward(self, time: int, x: Tensor, layout: _scores.Layout, heads: int) -> tuple[Tensor, Choice]:
         """See the contract."""
         count = self.counts[time]
         alive = layout.valid[:, 1:]

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tilewright.packed.pruners import Choice, Settings, _scores
 
@@ -40,8 +40,8 @@ class Pruner(nn.Module):
             self.tokens.append(1 + self.counts[-1] + (self.counts[-1] < others))
 
     def forward(
-        self, time: int, x: torch.Tensor, layout, heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, Choice]:
+        self, time: int, x: Tensor, layout: _scores.Layout, heads: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Choice]:
         """See the contract. The fused token stands where the best of the inattentive ones stood."""
         count, tokens = self.counts[time], self.tokens[time + 1]
         if count == self.tokens[time] - 1:

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tilewright.core.errors import ConfigError
-from tilewright.packed.pruners import Choice, Settings
+from tilewright.packed.pruners import Choice, Settings, _scores
 
 AFTER = 4
 # The published rho of most tables.
@@ -50,7 +50,7 @@ class Pruner(nn.Module):
         super().__init__()
         self.params, self.n_tokens = params, n_tokens
 
-    def forward(self, time: int, x: torch.Tensor, layout, heads: int) -> tuple[torch.Tensor, Choice]:
+    def forward(self, time: int, x: Tensor, layout: _scores.Layout, heads: int) -> tuple[Tensor, Choice]:
         """See the contract; it prunes once, where all images have all of their tokens."""
         norm = layout.padded(x).float().norm(dim=-1)
         n = self.n_tokens
@@ -71,7 +71,7 @@ class Pruner(nn.Module):
 
 
 @torch.compiler.assume_constant_result
-def counts(*drawn: float | torch.device) -> torch.Tensor:
+def counts(*drawn: float | torch.device) -> Tensor:
     """`_counts`, whose generator ``torch.compile`` cannot follow."""
     return _counts(*drawn)
 
