@@ -15,9 +15,7 @@ FlexAttention.
 
 All forms of a peer have a row: its time is that of the fastest.
 
-`--forms` first times each kernel of our backward in several forms and takes the fastest of each.
-
-    python benchmarks/backward.py --device cuda --forms --output results/logs/backward.csv
+    python benchmarks/backward.py --device cuda --output results/logs/backward.csv
     python benchmarks/backward.py --device cpu --patterns kept-30-1024 --seconds 2
     python benchmarks/backward.py --bias --patterns vil-tiny-224-s1-exact
     python benchmarks/backward.py --patterns --ragged 64-197 8-4097
@@ -26,7 +24,6 @@ All forms of a peer have a row: its time is that of the fastest.
 import argparse
 import time
 import warnings
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +35,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tilewright
 from tilewright import devices, graph, masks, reference
-from tilewright.attention.blocks.tiles import parse
 from tilewright.attention.masks import Bias
 from tilewright.core import timing
 from tilewright.core.errors import TilewrightError, Unavailable
@@ -59,17 +55,6 @@ BACKENDS = {"dense flash": SDPBackend.FLASH_ATTENTION, "dense cudnn": SDPBackend
 TOLERANCE = {dtype: 2 * error for dtype, error in reference.TOLERANCE.items()}
 # Queries that the reference takes at a time.
 SLAB = 1024
-# Forms of the kernels of 16 bits: rows of the large tile, keys a step, stages, warps, registers of a thread.
-QUERY_FORMS = (
-    (64, 64, 2, 4, None), (64, 64, 2, 4, 128), (64, 64, 3, 4, None), (64, 64, 1, 4, None), (64, 32, 2, 4, None),
-    (64, 32, 3, 4, None), (64, 128, 2, 4, None), (64, 128, 2, 8, None), (128, 64, 2, 8, None), (128, 32, 3, 8, None),
-    (128, 128, 2, 8, None),
-)  # fmt: skip
-KEY_FORMS = (
-    (64, 64, 2, 4, None), (64, 64, 2, 4, 168), (64, 64, 3, 4, None), (64, 64, 1, 4, None), (64, 32, 2, 4, None),
-    (64, 32, 2, 4, 128), (64, 32, 3, 4, None), (64, 32, 3, 4, 160), (128, 64, 2, 8, None), (128, 64, 2, 8, 168),
-    (128, 32, 2, 8, None),
-)  # fmt: skip
 
 
 def main():
@@ -81,7 +66,6 @@ def main():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--contenders", nargs="+", default=None, help="beginnings of names; default: all")
     parser.add_argument("--flex", nargs="+", default=FLEX, help="forms of FlexAttention")
-    parser.add_argument("--forms", action="store_true", help="time our backward's kernels in several forms first")
     parser.add_argument("--bias", action="store_true", help="give each pattern a table of relative positions")
     parser.add_argument("--ragged", nargs="*", default=(), help="packed batches, <images>-<tokens>")
     parser.add_argument("--seconds", type=float, default=1.0, help="of timing, for each number")
@@ -89,14 +73,12 @@ def main():
     arguments = parser.parse_args()
     arguments.dtype = getattr(torch, arguments.dtype or ("bfloat16" if arguments.device == "cuda" else "float32"))
     arguments.effort = {"min_reps": 10, "max_seconds": arguments.seconds, "rse_target": 0.01}
-    rows, tried = [], []
+    rows = []
     cases = [(compared, name) for name in arguments.patterns] + [(packed, name) for name in arguments.ragged]
     for compare, name in cases:
-        for row, forms in compare(name, arguments):
-            rows, tried = rows + row, tried + forms
+        for row in compare(name, arguments):
+            rows.append(row)
             write(arguments.output, rows)
-            if tried:
-                write(arguments.output.with_stem(arguments.output.stem + "_forms"), tried)
     wrong = [row for row in rows if row["status"] == "wrong"]
     if wrong:
         raise SystemExit(f"wrong: {', '.join(row['pattern'] + ' ' + row['contender'] for row in wrong)}")
@@ -119,7 +101,7 @@ def pattern_of(name):
 
 
 def compared(name, arguments):
-    """Yield ``(rows, rows of forms)`` of each contender of one pattern."""
+    """Yield the row of each contender of one pattern."""
     device, dtype = arguments.device, arguments.dtype
     pattern = pattern_of(name)
     sizes = {"heads": pattern.meta.get("heads") or HEADS, "head_dim": pattern.meta.get("head_dim") or HEAD_DIM}
@@ -144,26 +126,22 @@ def compared(name, arguments):
         expected["dense"] = oracle(None, *tokens)
     common = {"pattern": name, "device": device, "dtype": str(dtype).removeprefix("torch."), "batch": arguments.batch,
               **sizes, "tokens": pattern.n_rows, "density": pattern.density, "bias": arguments.bias}  # fmt: skip
-    forms = []
-    if arguments.forms and device == "cuda":
-        forms = [{**common, **row} for row in searched(plan, tokens, arguments)]
-        yield [], forms
     for contender, kind, prepare in contenders(plan, pattern, of_pairs, arguments):
         yield from row_of(contender, kind, prepare, (*tokens, values), expected.get(kind), common, arguments)
 
 
 def row_of(contender, kind, prepare, tokens, expected, common, arguments):
-    """Yield ``([row], [])`` of a contender, where it is asked for."""
+    """Yield the row of a contender, where it is asked for."""
     if arguments.contenders and not contender.startswith(tuple(arguments.contenders)):
         return
     found = measured(prepare, tokens, expected, arguments)
     print(f"  {contender:24}", "  ".join(f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}"
           for n, v in found.items()), flush=True)  # fmt: skip
-    yield [{**common, "contender": contender, "computes": kind, **found}], []
+    yield {**common, "contender": contender, "computes": kind, **found}
 
 
 def packed(name, arguments):
-    """Yield ``(rows, [])`` of each contender of one packed batch."""
+    """Yield the row of each contender of one packed batch."""
     images, n = map(int, name.split("-"))
     device, dtype = arguments.device, arguments.dtype
     lengths = np.random.default_rng(0).integers(max(1, n * 3 // 10), n + 1, images).tolist()
@@ -452,56 +430,6 @@ def peak_mb(call):
     call()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
-def searched(plan, tokens, arguments):
-    """Rows of the forms that each kernel was tried with; the plan's backward has the fastest of each from then on."""
-    from tilewright.attention.cuda import backward
-    from tilewright.attention.cuda.config import KernelConfig
-
-    q, k, v, grad = tokens
-    # Of the plan's own values of a bias, where it has one: the forms hold for all values.
-    executor = plan._executor(q, True)
-    out = executor(q, k, v)
-    default = backward.default(plan.head_dim, plan.dtype)
-    prepared, best, rows = backward.Backward(executor), {}, []
-    for half, forms in (("queries", QUERY_FORMS), ("keys", KEY_FORMS)):
-        usual = getattr(default, half)(parse("64x1"))
-        trials = [("default", default, prepared)]
-        for tile_rows, step_keys, stages, warps, maxnreg in forms:
-            form = KernelConfig(step_keys, stages, warps, maxnreg)
-            if (tile_rows, form) == (64, usual):
-                continue
-            small = getattr(default, half)(parse("16x1"))
-            choice = {
-                half: lambda tile, form=form, small=small: form if tile.rows > 16 else small,
-                "query_tiles" if half == "queries" else "key_tiles": (f"{tile_rows}x1", "16x1"),
-            } | ({"wide_keys": None} if half == "keys" else {})
-            trials.append((f"{tile_rows}x1 {form}", replace(default, **choice), None))
-        least = np.inf
-        for name, chosen, made in trials:
-            row = {"half": half, "form": name}
-            try:
-                call = made or backward.Backward(executor, chosen, halves=(half,))
-                tensors = prepared.tensors(q, k, v, out, grad)
-                if half == "keys":
-                    prepared.run("queries", tensors)
-                # Tiles of a bias are those of the lists.
-                tensors = (*tensors[: len(tensors) - len(prepared.values())], *call.values())
-                took = timing.time_gpu(partial(call.run, half, tensors), **arguments.effort)
-                row |= {"status": "ok", "us": took.p50_us, "rse": took.rse, "method": took.method}
-                if took.p50_us < least:
-                    least, best[half] = took.p50_us, chosen
-            except (TilewrightError, RuntimeError) as error:
-                row |= {"status": str(error).strip().splitlines()[0][:200]}
-            print("  ", row, flush=True)
-            rows.append(row)
-    chosen = replace(
-        default, queries=best["queries"].queries, query_tiles=best["queries"].query_tiles, keys=best["keys"].keys,
-        wide_keys=best["keys"].wide_keys, key_tiles=best["keys"].key_tiles,
-    )  # fmt: skip
-    executor.backward = backward.Backward(executor, chosen)
-    return rows
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from helpers.gpu import cases
 from helpers.hopper import compiled
 from tilewright import masks, reference
 from tilewright.attention import reorder
-from tilewright.attention.blocks import tiles
 from tilewright.attention.cuda import (
     backward,
     backward_kernels,
@@ -113,13 +112,11 @@ def test_global_tokens_have_small_tiles_and_few_full_steps_masks():
 
 
 def test_keys_have_32_queries_a_step_where_that_compiles_well():
-    forms = backward.default(64, torch.bfloat16)
-    large, small = tiles.parse("64x1"), tiles.parse("16x1")
-    assert (forms.keys(large).step_keys, forms.wide_keys(large).step_keys) == (32, 64)
-    assert forms.keys(small) == forms.wide_keys(small) == forms.queries(small)
-    assert forms.queries(large).step_keys == 64
-    wide = backward.default(128, torch.bfloat16), backward.default(64, torch.float32)
-    assert all(each.keys(large) == each.wide_keys(large) for each in wide)
+    def step_keys(rows, head_dim, dtype=torch.bfloat16):
+        return tuple(config.for_backward(rows, head_dim, dtype, narrow).step_keys for narrow in (True, False))
+
+    assert step_keys(64, 64) == (32, 64) and step_keys(16, 64) == (64, 64)
+    assert len(set(step_keys(64, 128))) == len(set(step_keys(64, 64, torch.float32))) == 1
 
 
 @pytest.mark.parametrize("kind, expected", [("rectangles", 32), ("random", 64), ("both", 64)])
@@ -371,13 +368,8 @@ KERNELS = [
 
 def default_form(kernel, rank, head_dim, full):
     """The form of tiles of 64 rows whose masked steps have such masks."""
-    forms = backward.default(head_dim, torch.bfloat16)
-    if kernel == "query":
-        chosen = forms.queries
-    else:
-        holds = backward.narrow(SimpleNamespace(rank=rank, full=full, partial=True))
-        chosen = forms.keys if holds else forms.wide_keys
-    return chosen(tiles.parse("64x1"))
+    holds = kernel == "key" and backward.narrow(SimpleNamespace(rank=rank, full=full, partial=True))
+    return config.for_backward(64, head_dim, torch.bfloat16, holds)
 
 
 @pytest.mark.parametrize("kernel, rank, head_dim, across, full, split", KERNELS)

@@ -9,7 +9,7 @@ from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.gpu import cases
 from helpers.hopper import compiled
 from tilewright import graph, reference
-from tilewright.attention.cuda import backward, bias_gradients, config, tile_kernel
+from tilewright.attention.cuda import backward, bias_gradients, tile_kernel
 from tilewright.attention.cuda import executor as cuda_executor
 from tilewright.attention.masks import Bias
 from tilewright.attention.units import Units
@@ -159,10 +159,10 @@ def test_ordered_tokens(seed):
 def test_it_compiles_for_hopper(across):
     constants = {"BLOCK_M": 64, "BLOCK_N": 64, "HEAD_DIM": 64, "D0": 64, "D1": 0, "RANK": 16, "HEADS": 12}
     constants |= {"MASK_HEADS": 1, "FULL": True, "PARTIAL": True, "SPLIT": True, "ORDERED": False, "SIGN": 1}
-    constants |= {"NUM_STAGES": 2, "LOADS": config.GATHER, "WIDE": False, "ACROSS": across}
+    constants |= {"NUM_STAGES": 2, "WIDE": False, "ACROSS": across}
     types = dict.fromkeys(("item_ptr", "row_ptr", "key_ptr", "part_ptr", "count_ptr"), "*i32")
     types |= {"acc_ptr": "*fp32", "stat_ptr": "*fp32", "scale_log2": "fp32"}
-    given = {"free": ("n_items", "n_hb", "n_keys"), "num_warps": 4}
+    given = {"free": ("n_items", "n_hb"), "num_warps": 4}
     made = compiled(tile_kernel.__name__, "tilewright_tile_attention", constants, types, **given)
     assert made.ptx.count("wgmma.mma_async") >= 8 and made.spilled == [0, 0]
 

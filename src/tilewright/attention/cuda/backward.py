@@ -6,9 +6,8 @@ items leave. All sums have one order, so that no two calls differ.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -18,7 +17,6 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from tilewright.attention.blocks.tiles import Tile
 from tilewright.attention.cuda import (
     backward_kernels,
     backward_lists,
@@ -28,7 +26,6 @@ from tilewright.attention.cuda import (
     executor,
     tile_lists,
 )
-from tilewright.attention.cuda.config import KernelConfig
 from tilewright.attention.cuda.launch import ItemLaunch, mask_heads, signed_scale
 from tilewright.attention.cuda.tile_lists import Item, TileLists
 from tilewright.attention.setting import Setting
@@ -75,28 +72,6 @@ def gradients_with_bias(
     return prepared(forward).of_bias(q, k, v, out, grad, forward.table)
 
 
-@dataclass(frozen=True)
-class Forms:
-    """How the kernels of a backward are compiled. queries, keys: ``callable(tile) -> KernelConfig`` of either kernel.
-
-    wide_keys: of the launches of keys that are not `narrow`; None for that of all. query_tiles, key_tiles: names of the
-    tiles that regions choose from. most_full: see `backward_lists.MOST_FULL`.
-    """
-
-    queries: Callable[[Tile], KernelConfig]
-    keys: Callable[[Tile], KernelConfig]
-    wide_keys: Callable[[Tile], KernelConfig] | None = None
-    query_tiles: tuple[str, ...] = backward_lists.TILES
-    key_tiles: tuple[str, ...] = backward_lists.TILES
-    most_full: float = backward_lists.MOST_FULL
-
-
-def default(head_dim: int, dtype: torch.dtype) -> Forms:
-    """The `Forms` that hold unless others are asked for."""
-    form = lambda tile, narrow=False: config.for_backward(tile.rows, head_dim, dtype, narrow)  # noqa: E731
-    return Forms(form, partial(form, narrow=True), form)
-
-
 def narrow(lists: TileLists) -> bool:
     """Whether a kernel of keys may have 32 queries a step of these `TileLists`.
 
@@ -109,59 +84,30 @@ def narrow(lists: TileLists) -> bool:
 class Backward:
     """The prepared backward of an executor. The first call with tensors of some layout compiles, later ones do not."""
 
-    def __init__(self, forward: executor.Executor, forms: Forms | None = None, halves: Sequence[str] = HALVES):
-        """Make the lists of `forward`; forms: `Forms`, None for the default. halves: those to make, of `HALVES`; with a
-        bias those of queries are always made."""
+    def __init__(self, forward: executor.Executor):
+        """Make the lists of `forward`."""
         launcher.expect_no_capture(REFUSED)
         source, self._forward = forward.source, forward
         common, (n_q, n_k), device = source.common, forward.shape, forward.device
-        forms = forms or default(common.head_dim, common.dtype)
-        units, n_patterns = common.units, 1 if common.units is None else common.units.patterns
+        n_patterns = 1 if common.units is None else common.units.patterns
         seen_by = backward_lists.transposed(source.used, (n_patterns * n_q, n_k))
         seeing = seen_by.T.tocsr()
-        each = [seeing[g * n_q : (g + 1) * n_q] for g in range(n_patterns)]
-        if units is not None:
-            seen_by = sparse.vstack([x.T for x in each], format="csr")
+        if common.units is not None:
+            seen_by = sparse.vstack([seeing[g * n_q : (g + 1) * n_q].T for g in range(n_patterns)], format="csr")
         rows, keys = common.taken
-        natural_rows, natural_keys = common.natural
-        by_query = by_key = None
-        if (bias := common.bias) is not None:
-            length = bias.table.shape[1]
-            by_query = executor.index(common)
-
-            def by_key(key, row):
-                at = bias.index(natural_rows[row], natural_keys[key % n_k])
-                # As in `executor.bias_table`.
-                return at if units is None or not units.apart else key // n_k % units.heads * length + at
-
-        self._halves: dict[str, list] = {half: [] for half in HALVES}
-        # What is taken off a bias is known by the tiles of the queries.
-        if "queries" in halves or common.bias is not None:
-            made = backward_lists.as_graph(seeing, n_patterns)
-            arranged = partial(executor.lists_of, common=common, n_rows=n_q)
-            lists = backward_lists.build(
-                made, lambda t: forms.queries(t).step_keys, by_query, forms.query_tiles, forms.most_full, arranged
-            )
-            self._halves["queries"] = [
-                QueryLaunch(each, forms.queries(tile), common, (rows, keys), device) for tile, each in lists
-            ]
-            _longest_first(self._halves["queries"])
-        if "keys" in halves:
-            made = backward_lists.as_graph(seen_by, n_patterns)
-            arranged = partial(executor.lists_of, common=common, n_rows=n_k)
-
-            def listed(form):
-                def step_keys(tile):
-                    return form(tile).step_keys
-
-                built = backward_lists.build(made, step_keys, by_key, forms.key_tiles, forms.most_full, arranged)
-                return [(tile, lists, form(tile)) for tile, lists in built]
-
-            wide, found = forms.wide_keys or forms.keys, listed(forms.keys)
-            if any(not narrow(each) and form != wide(tile) for tile, each, form in found):
-                found = [x if narrow(x[1]) else y for x, y in zip(found, listed(wide), strict=True)]
-            self._halves["keys"] = [KeyLaunch(each, form, common, (keys, rows), device) for _, each, form in found]
-            _longest_first(self._halves["keys"])
+        of_queries = _listed(seeing, n_q, executor.index(common), common)
+        of_keys = _listed(seen_by, n_k, _by_key(common, n_k), common, narrowed=True)
+        wide = partial(config.for_backward, head_dim=common.head_dim, dtype=common.dtype)
+        if any(not narrow(lists) and form != wide(lists.rows) for lists, form in of_keys):
+            others = _listed(seen_by, n_k, _by_key(common, n_k), common)
+            of_keys = [x if narrow(x[0]) else y for x, y in zip(of_keys, others, strict=True)]
+        self._halves: dict[str, list] = {
+            "queries": [QueryLaunch(lists, form, common, (rows, keys), device) for lists, form in of_queries],
+            "keys": [KeyLaunch(lists, form, common, (keys, rows), device) for lists, form in of_keys],
+        }
+        for half in self._halves.values():
+            # A GPU takes the programs of the first launch first: the longest are not to be the last ones.
+            half.sort(key=lambda launch: launch.lists.items[:, Item.STEPS].max(), reverse=True)
         for number, launch in enumerate(itertools.chain(*self._halves.values())):
             launch.number = number
         # Values of the bias that the plan was made with, made when they are first asked for; none without a bias.
@@ -188,11 +134,6 @@ class Backward:
     def launches(self) -> dict[str, list]:
         """The launches of each of `HALVES`, by name."""
         return self._halves
-
-    @property
-    def executed(self) -> tuple[int, ...]:
-        """Pairs of query and key that a head works through, padding included: ``(for queries, for keys)``."""
-        return tuple(sum(launch.executed for launch in half) for half in self._halves.values())
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, table: Tensor | None = None
@@ -328,9 +269,30 @@ class Backward:
         return any(same(*given) for key, calls in self._known.items() if which(key) for same, *_ in calls)
 
 
-def _longest_first(launches):
-    """A GPU takes the programs of the first launch first: the longest are not to be the last ones."""
-    launches.sort(key=lambda launch: launch.lists.items[:, Item.STEPS].max(), reverse=True)
+def _listed(pattern, n_rows, index, common, narrowed=False):
+    """``[(TileLists, KernelConfig), …]`` that cover the rows of a pattern, of `n_rows` rows or several of them."""
+
+    def form(tile):
+        return config.for_backward(tile.rows, common.head_dim, common.dtype, narrowed)
+
+    made = backward_lists.as_graph(pattern, pattern.shape[0] // n_rows)
+    arranged = partial(executor.lists_of, common=common, n_rows=n_rows)
+    found = backward_lists.build(made, lambda tile: form(tile).step_keys, index, arranged)
+    return [(lists, form(tile)) for tile, lists in found]
+
+
+def _by_key(common, n_keys):
+    """As `executor.index`, of lists whose rows are keys."""
+    if (bias := common.bias) is None:
+        return None
+    (rows, keys), units, length = common.natural, common.units, bias.table.shape[1]
+
+    def index(key, row):
+        at = bias.index(rows[row], keys[key % n_keys])
+        # As in `executor.bias_table`.
+        return at if units is None or not units.apart else key // n_keys % units.heads * length + at
+
+    return index
 
 
 class _Values:

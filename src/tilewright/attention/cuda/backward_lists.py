@@ -75,16 +75,14 @@ def build(
     pattern: graph.Graph,
     step_keys: Callable[[Tile], int],
     index: Callable | None = None,
-    names: Sequence[str] = TILES,
-    most_full: float = MOST_FULL,
     arranged: Callable | None = None,
 ) -> list[tuple[Tile, tile_lists.TileLists]]:
     """``[(tile, TileLists), …]`` that cover the rows of `pattern`, a `Graph`; each region has the cheapest tile.
 
-    step_keys: ``callable(tile) -> int``. index: as for `tile_lists.build`. most_full: see `MOST_FULL`.
+    step_keys: ``callable(tile) -> int``. index: as for `tile_lists.build`.
     arranged: ``callable(build, cover, columns) -> TileLists``, see `executor.lists_of`; None for one pattern.
     """
-    chosen = [parse(name) for name in fitting(names, pattern.shape, facts.FEWEST_ROWS)]
+    chosen = [parse(name) for name in fitting(TILES, pattern.shape, facts.FEWEST_ROWS)]
     covers = list(blocks.extract_all(pattern, chosen).values())
     cost = np.stack([_cost(cover) for cover in covers])
     best, found = cost.argmin(0), []
@@ -95,16 +93,16 @@ def build(
             continue
         columns = [column[here] for column in (items.block, items.run_lo, items.run_hi)]
         made = partial(tile_lists.build, step_keys=step_keys(cover.tile), index=index)
-        masked = _masked(cover, *columns[1:], most_full)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
+        masked = _masked(cover, *columns[1:])  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
         found.append((cover.tile, made(masked, *columns) if arranged is None else arranged(made, masked, columns)))
     return found
 
 
-def _masked(cover, run_lo, run_hi, most_full):
+def _masked(cover, run_lo, run_hi):
     """`cover` with masks for all runs, where few of these items have none."""
     first = np.concatenate(([0], np.cumsum(cover.run_mask < 0)))
     share = (first[run_hi] - first[run_lo]).sum() / (run_hi - run_lo).sum()
-    if cover.tile.rows > SMALL_ROWS and 0 < share < most_full:
+    if cover.tile.rows > SMALL_ROWS and 0 < share < MOST_FULL:
         # A mask that allows all pairs, in place of none.
         everything = np.full((1, *cover.masks.shape[1:]), 255, np.uint8)
         masks = np.concatenate((cover.masks, everything))
