@@ -169,6 +169,12 @@ class Launch(ItemLaunch):
         """The tile, as a refusal names it."""
         return f"tile {self._tile.name}"
 
+    def __call__(self, *tensors: Tensor) -> Any:
+        """See `ItemLaunch`. Where no tiles are given, they are those of the bias that it was planned with."""
+        if self.tiled and len(tensors) == len(self.GIVEN):
+            tensors = *tensors, *[self.own_tiles()] * (1 + self.number)
+        return super().__call__(*tensors)
+
     def tiles(self, table: Tensor | None) -> Tensor:
         """The tiles of these values of the bias [H, T], in new memory.
 
