@@ -437,7 +437,7 @@ def write_paths(root, config):
             rows.append(path_row(case, rung, (), "base"))
             rows += [path_row(case, rung, (at,), "single") for at in range(8)]
             rows += [path_row(case, rung, sets, "drawn") for sets in ((0, 1), (2, 5, 7))]
-            rows += [path_row(case, rung, (3, 6), "seen"), path_row(case, rung, (2, 3), "seen", proposed="greedy 9")]
+            rows += [path_row(case, rung, (3, 6), "seen"), path_row(case, rung, (2, 3), "seen", proposed="highs 9")]
             rows += [path_row(case, rung, sets, "proposed") for sets in ((1, 3), (1, 3, 5, 7))]
         write_csv(root / f"results/logs/paths/{case}.csv", "paths", rows)
         write_path_pictures(root / f"results/logs/paths/{case}.npz", case)

@@ -44,16 +44,10 @@ def times(saved, base_us=1000.0):
     return latency.Latency(BASE, base_us, np.array(saved, float))
 
 
-def brute(saved, form, need, without=()):
-    """The best skips of all sets: least loss, then fewest, then the earliest text."""
-    best = None
-    for skips in itertools.product((False, True), repeat=len(saved)):
-        skips = np.array(skips)
-        if saved @ skips < need - 1e-9 or any(np.array_equal(skips, cut) for cut in without):
-            continue
-        key = round(float(form.loss(skips)), 7), skips.sum(), str(space.with_skips(form.base, skips))
-        best = min(best, key) if best else key
-    return best
+def brute(saved, form, need):
+    """The least loss of all sets of blocks that save enough; None where none does."""
+    every = [np.array(skips) for skips in itertools.product((False, True), repeat=len(saved))]
+    return min((float(form.loss(skips)) for skips in every if saved @ skips >= need - 1e-9), default=None)
 
 
 # Whole numbers, so that many sets are equally good, and losses of either sign.
@@ -75,35 +69,22 @@ def test_a_solver_finds_what_all_sets_hold(solver, instance):
     assert (found is None) == (expected is None)
     if found:
         skips = space.skips(found.path)
-        assert (round(float(form.loss(skips)), 7), skips.sum(), str(found.path)) == expected
+        assert saved @ skips >= need - 1e-6 and float(form.loss(skips)) == pytest.approx(expected, abs=1e-7)
         assert found.us == pytest.approx(1000.0 - saved @ skips)
         assert found.accuracy == pytest.approx(0.6 - form.loss(skips))
 
 
-@pytest.mark.parametrize("solver", ["highs", "exhaustive"])
 @settings(max_examples=30, deadline=None)
 @given(instances())
-def test_what_was_proposed_is_not_proposed_again(solver, instance):
+def test_of_sets_that_lose_as_little_the_one_of_fewest_skips_is_listed_first(instance):
     form, saved, need = instance
-    first = program.propose(times(saved), form, 1000.0 - need, solver)
-    if first is None:
-        return
-    second = program.propose(times(saved), form, 1000.0 - need, solver, without=[first.path])
-    expected = brute(saved, form, need, [space.skips(first.path)])
-    assert (second and str(second.path)) == (expected and expected[2])
-
-
-@settings(max_examples=60, deadline=None)
-@given(instances())
-def test_greedy_meets_the_budget_and_predicts_nothing_better(instance):
-    form, saved, need = instance
-    found = program.propose(times(saved), form, 1000.0 - need, "greedy")
-    best = program.propose(times(saved), form, 1000.0 - need, "highs")
-    if best is None:
-        assert found is None
-    elif found is not None:
-        assert found.us <= 1000.0 - need + 1e-6
-        assert found.accuracy <= best.accuracy + 1e-9
+    found = program.propose(times(saved), form, 1000.0 - need, "exhaustive")
+    every = [skips for skips in map(space.skips, space.every(BASE)) if saved @ skips >= need]
+    if found is not None:
+        least = brute(saved, form, need)
+        equal = [skips for skips in every if form.loss(skips) <= least + 1e-9]
+        keys = [(skips.sum(), str(space.with_skips(BASE, skips))) for skips in equal]
+        assert str(found.path) == min(keys)[1]
 
 
 def test_gurobi_agrees():
@@ -138,11 +119,9 @@ def test_a_recorded_network_of_16_blocks_is_planned_by_its_sets_as_by_programs(r
     models = [*recorded[1].values()]
     budgets = np.linspace(150.0, 900.0, 12)
     assert len(models) == 5
-    plans = {solver: program.plan(models, budgets, solver) for solver in ("highs", "exhaustive")}
-    plans |= {f"second {solver}": program.runners_up(models, plans[solver], solver) for solver in list(plans)}
-    paths_of = {name: {us: found and found.path for us, found in plan.items()} for name, plan in plans.items()}
-    assert paths_of["highs"] == paths_of["exhaustive"]
-    assert paths_of["second highs"] == paths_of["second exhaustive"]
+    plans = [program.plan(models, budgets, solver) for solver in ("highs", "exhaustive")]
+    one, other = ({us: found and found.accuracy for us, found in plan.items()} for plan in plans)
+    assert one == pytest.approx(other, abs=1e-6) and len(set(one.values())) > 4
 
 
 def test_the_best_of_several_bases():
@@ -153,10 +132,10 @@ def test_the_best_of_several_bases():
     assert program.best([None]) is None
 
 
-@pytest.mark.parametrize("solver", ["greedy", "exhaustive", "highs"])
-@settings(max_examples=30, deadline=None)
+@pytest.mark.parametrize("solver", ["exhaustive", "highs"])
+@settings(max_examples=20, deadline=None)
 @given(st.tuples(instances(), instances()), st.lists(st.integers(-30, 230), min_size=1, max_size=16))
-def test_budgets_together_are_planned_as_each_alone(solver, pair, needs):
+def test_budgets_together_are_planned_as_well_as_each_alone(solver, pair, needs):
     """Also where bases are equally good, and where nothing meets a budget."""
     models = []
     for scale, (form, saved, _) in zip((1.0, 0.5), pair, strict=True):
@@ -164,17 +143,13 @@ def test_budgets_together_are_planned_as_each_alone(solver, pair, needs):
         models.append((latency.Latency(base, 1000.0, saved), replace(form, base=base)))
     budgets = [1000.0 - need for need in needs]
     plans = program.plan(models, budgets, solver)
-    second = program.runners_up(models, plans, solver)
-    assert plans.keys() == second.keys() == set(budgets)
+    assert plans.keys() == set(budgets)
     for budget in budgets:
         alone = program.best([program.propose(*model, budget, solver) for model in models])
-        assert (plans[budget] and plans[budget].path) == (alone and alone.path)
-        if alone is None:
-            assert second[budget] is None
-            continue
-        own = models[0] if alone.path.scale == 1.0 else models[1]
-        expected = program.propose(*own, budget, solver, without=[alone.path])
-        assert (second[budget] and second[budget].path) == (expected and expected.path)
+        assert (plans[budget] is None) == (alone is None)
+        if alone is not None:
+            assert plans[budget].us <= budget + 1e-6
+            assert plans[budget].accuracy == pytest.approx(alone.accuracy, abs=1e-7)
 
 
 @settings(max_examples=30, deadline=None)

@@ -98,7 +98,7 @@ def test_weights_that_are_trained_here_have_the_name_of_their_rule(name):
     ("changes", "message"),
     [
         ({"rungs": ["tuned"]}, "paths.rungs: unknown rung 'tuned'; known: trained, statistics"),
-        ({"solvers": ["cplex"]}, "paths.solvers: unknown solver 'cplex'; known: greedy, exhaustive, highs, gurobi"),
+        ({"solver": "cplex"}, "paths.solver: unknown solver 'cplex'; known: exhaustive, highs, gurobi"),
         ({"bases": []}, "paths.bases: expected at least one name, found none"),
         ({"alone": [""]}, "paths.alone: '' stands twice"),
         ({"fit": 0}, "paths.fit: expected at least 1, found 0"),
@@ -209,13 +209,11 @@ def test_a_second_round_knows_what_the_first_one_overrated(exact):
 
     measured = {base: dict.fromkeys([base, *space.singles(base), *space.drawn(base, 30, 0)], "drawn")}
     times = {base: latency.model(base, {path: 1000.0 - 50 * space.skips(path).sum() for path in measured[base]})}
-    stated = SimpleNamespace(rungs=("trained",), budgets=12, solvers=("greedy", exact))
+    stated = SimpleNamespace(rungs=("trained",), budgets=12, solver=exact)
     bench = SimpleNamespace(settings=stated, bases=[base], how=SimpleNamespace(seed=0), see=see)
     first, proposals, _ = _paths.planned(bench, measured, times)
     proposed = list(proposals["trained"])
-    assert {by.split()[0] for found in proposals["trained"].values() for by in found} == {
-        *("greedy", exact, "second", "searched", "front")
-    }
+    assert {by.split()[0] for found in proposals["trained"].values() for by in found} == {*(exact, "searched", "front")}
 
     def error(fitted):
         losses = fitted["trained", base]
@@ -226,20 +224,16 @@ def test_a_second_round_knows_what_the_first_one_overrated(exact):
     assert error(first) > 0.05 and abs(error(second)) < 0.4 * error(first) and seconds["trained"] > 0
 
 
-def test_proposals_of_searches_are_measured_first_then_of_programs_greedy_fronts_and_runners_up():
+def test_proposals_of_searches_are_measured_first_then_of_programs_and_fronts():
     found = {
-        "a": {"second 1": None},
-        "b": {"greedy 1": None, "second 2": None},
-        "c": {"highs 1": None},
-        "d": {"greedy 2": None, "highs 2": None},
-        "e": {"second 3": None, "searched 2": None},
-        "f": {"front 3": None},
+        "a": {"front 3": None},
+        "b": {"highs 1": None},
+        "c": {"highs 2": None},
+        "d": {"highs 3": None, "searched 2": None},
     }
-    assert _paths.thinned(found, 1) == ["e"]
-    assert _paths.thinned(found, 3) == ["e", "c", "d"]
-    assert _paths.thinned(found, 4) == ["e", "c", "d", "b"]
-    assert _paths.thinned(found, 5) == ["e", "c", "d", "b", "f"]
-    assert _paths.thinned(found, 9) == ["e", "c", "d", "b", "f", "a"]
+    assert _paths.thinned(found, 1) == ["d"]
+    assert _paths.thinned(found, 3) == ["d", "b", "c"]
+    assert _paths.thinned(found, 9) == ["d", "b", "c", "a"]
 
 
 def test_budgets_run_from_the_fastest_path_to_the_full_one():
@@ -267,7 +261,7 @@ def weights(tmp_path_factory):
 def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     few = {"fit": 2, "choice": 2, "test": 2, "novel": 1, "drawn": 5, "timed": 1, "budgets": 2, "proposals": 12}
-    few |= {"samples": 2, "rounds": 2, "alone": ["scale=0.5"], "solvers": ["greedy", "highs"], "max_seconds": 0.01}
+    few |= {"samples": 2, "rounds": 2, "alone": ["scale=0.5"], "solver": "highs", "max_seconds": 0.01}
     study = configured(checkpoint=str(weights), name="mine", **few)
     stated = of_paths.settings(study, "mine")
     how = effort.Run("cpu", "float32", 0, 0.5, 3)
@@ -332,18 +326,18 @@ def test_plans_from_measured_rows(rows, tmp_path, capsys):
     found = json.loads((tmp_path / "p.json").read_text())
     text = (tmp_path / "p.json").read_text()
     assert text.count("budget_us") == 4 and found["kind"] == "path plans"
-    # 460 us are to be saved. Greedy leaves out blocks 3 and 5, then needs block 1 as well; one of the two was enough.
-    for solver, accuracy in (("greedy", 0.56), ("highs", 0.57)):
+    # 460 us are to be saved.
+    for solver in ("exhaustive", "highs"):
         plan_paths.run(rows[0], tmp_path / "p.json", solver, [2540.0, 100.0], 1, "trained", 0)
         (plan,) = json.loads((tmp_path / "p.json").read_text())["plans"]
-        assert plan["us"] <= 2540 and plan["accuracy"] == pytest.approx(accuracy, abs=1e-3)
+        assert plan["us"] <= 2540 and plan["accuracy"] == pytest.approx(0.57, abs=1e-3)
         assert "100 us: no path is predicted to be so fast" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"solver": "cplex"}, "solver: unknown 'cplex'; known: greedy, exhaustive, highs, gurobi"),
+        ({"solver": "cplex"}, "solver: unknown 'cplex'; known: exhaustive, highs, gurobi"),
         ({"rung": "tuned"}, "rung: unknown 'tuned'; known: trained, statistics"),
         ({"budgets": [float("nan")]}, "budgets: expected microseconds above 0, found nan"),
         ({"budgets": [0.0]}, "budgets: expected microseconds above 0, found 0.0"),

@@ -16,7 +16,7 @@ add(
     metavar="JSON",
     help="the path of each budget, and what it should take and see",
 )
-add("--solver", default="highs", help="greedy, exhaustive, highs or gurobi (default: highs)")
+add("--solver", default="highs", help="exhaustive, highs or gurobi (default: highs)")
 add("--budgets", type=flags.positive, nargs="+", metavar="US", help="budgets in microseconds (default: spread evenly)")
 add("--count", type=flags.count, default=12, metavar="N", help="of budgets, where none are stated (default: 12)")
 add("--rung", default="trained", help="trained or statistics (default: trained)")

@@ -62,12 +62,10 @@ class Losses:
 
     def loss(self, skips) -> np.ndarray:
         """float64 [...]: predicted losses of skips, bool [..., blocks], on the scale of `link`."""
-        skips = np.asarray(skips, dtype=np.float64)
-        found = skips @ self.single
-        if self.pairs:
-            first, second = np.array(self.pairs).T
-            found = found + (skips[..., first] * skips[..., second]) @ self.pair
-        return found
+        skips, form = np.asarray(skips, dtype=np.float64), np.diag(self.single)
+        for (i, j), loss in zip(self.pairs, self.pair, strict=True):
+            form[i, j] = loss
+        return np.einsum("...i,...i->...", skips @ form, skips)
 
     @property
     def form(self) -> str:

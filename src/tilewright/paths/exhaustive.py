@@ -24,33 +24,24 @@ class Sets:
     """
 
     def __init__(self, latency: Latency, losses: Losses):
-        self.latency, self.losses = latency, losses
         count = len(latency.saved_us)
         if count > space.MOST_BLOCKS:
             most = space.MOST_BLOCKS
             raise ConfigError(f"exhaustive: expected at most {most} blocks, found {count}; highs takes more")
-        self.skips, self._bits, self._at = _every(count)
-        # Losses of single blocks and of pairs as one quadratic form.
-        form = np.diag(losses.single).astype(np.float64)
-        for (i, j), loss in zip(losses.pairs, losses.pair, strict=True):
-            form[i, j] += loss
+        self.skips = _every(count)
         self.saved_us, self.loss = np.empty(len(self.skips)), np.empty(len(self.skips))
         # Some sets after the other: all of 20 blocks at once would take gigabytes.
         for lo in range(0, len(self.skips), AT_ONCE):
             part = slice(lo, lo + AT_ONCE)
-            skips = self.skips[part].astype(np.float64)
-            self.saved_us[part] = skips @ latency.saved_us
-            self.loss[part] = np.einsum("ij,ij->i", skips @ form, skips)
+            self.saved_us[part] = self.skips[part] @ latency.saved_us
+            self.loss[part] = losses.loss(self.skips[part])
 
-    def least(self, need_us: float, without=(), *, same: float = 0.0):
+    def least(self, need_us: float, *, same: float = 0.0) -> np.ndarray | None:
         """The skips, bool [blocks], that lose least of the sets that save `need_us`, or None where none does.
 
-        without: skips that do not count. same: a set that loses as little more is taken where it comes first.
+        same: a set that loses as little more is taken where it comes first.
         """
-        meets = self.saved_us >= need_us
-        for cut in without:
-            meets[self._at[self._bits @ ~np.asarray(cut, dtype=bool)]] = False
-        places = np.flatnonzero(meets)
+        places = np.flatnonzero(self.saved_us >= need_us)
         if not len(places):
             return None
         loss = self.loss[places]
@@ -59,14 +50,10 @@ class Sets:
 
 @lru_cache(maxsize=1)
 def _every(count):
-    """Of all sets of so many blocks, in order, the skips, bool [sets, blocks]; what each block adds to the number of a
-    set, int [blocks]; and where the set of a number stands, int [sets]. Not to be written to: the next base has them.
-    """
+    """The skips of all sets of so many blocks, in order, bool [sets, blocks]. Not to be written to: the next base has
+    them."""
     # A 0 comes before a 1 in a path's text, where the first block stands first.
-    places = np.arange(count)[::-1]
-    skips = (np.arange(1 << count)[:, None] >> places & 1) == 0
-    order = np.argsort(skips.sum(1), kind="stable")
-    found = skips[order], 1 << places, np.argsort(order)
-    for array in found:
-        array.flags.writeable = False
+    skips = (np.arange(1 << count)[:, None] >> np.arange(count)[::-1] & 1) == 0
+    found = skips[np.argsort(skips.sum(1), kind="stable")]
+    found.flags.writeable = False
     return found

@@ -13,8 +13,8 @@ FITTED = ("single", "drawn", "seen", "earlier")
 
 
 def run(profile, output, solver, budgets, count, rung, seed):
-    """Write a JSON file with the path that `solver` proposes for each budget, and what it should take and see. Where
-    it is not greedy's, a search goes on from it.
+    """Write a JSON file with the path that `solver` and a search that goes on from it propose for each budget, and
+    what it should take and see.
 
     profile: rows of the experiment ``paths``. budgets: microseconds, or None for `count` of them, evenly from the
     fastest path to the full one. rung: whose losses are fitted. Raises `TilewrightError`, also for a file without the
@@ -36,15 +36,14 @@ def run(profile, output, solver, budgets, count, rung, seed):
     if budgets is None:
         budgets = of_paths.budgets_for(models, count)
     found = []
-    steps = [program.plan(models, budgets, solver)]
-    if solver != "greedy":
-        steps.append(search.improved(times, surrogate.closest(forms, known, seed=seed), steps))
+    plan = program.plan(models, budgets, solver)
+    searched = search.improved(times, surrogate.closest(forms, known, seed=seed), [plan])
     for budget in budgets:
-        best = steps[-1][budget]
+        best = searched[budget]
         if best is None:
             print(f"{budget:,.0f} us: no path is predicted to be so fast")
             continue
-        seconds = sum(step[budget].seconds for step in steps if step[budget])
+        seconds = sum(step[budget].seconds for step in (plan, searched) if step[budget])
         stated = {"path": str(best.path), "us": best.us, "accuracy": best.accuracy, "seconds": seconds}
         found.append({"budget_us": float(budget), "solver": solver} | stated)
         print(f"{budget:,.0f} us: {best.path}, {best.us:,.0f} us, mIoU {best.accuracy:.3f} predicted", flush=True)

@@ -25,7 +25,7 @@ TRAINED = "results/checkpoints/{}.safetensors"
 # The checkout that this package lies in.
 CHECKOUT = Path(__file__).parents[4]
 RUNGS = ("trained", "statistics")
-SOLVERS = ("greedy", "exhaustive", *solvers.NAMES)
+SOLVERS = ("exhaustive", *solvers.NAMES)
 
 
 class Network(sections.Section, frozen=True):
@@ -62,7 +62,7 @@ class Section(sections.Section, frozen=True):
     timed: how many of these are timed, too: what blocks save asks for fewer than what they see
     every: whether all sets of blocks of the first base are measured
     budgets: of time, evenly spread, that are planned for; between them by a search alone
-    solvers: that plan
+    solver: that plans, and whose plans a search goes on from
     rounds: of planning; what a round proposes is measured, and the models of the next one are fitted to it, too
     proposals: paths of a base that are measured because a round proposed them, at most
     samples: calls of each path that is promised, as a stream makes them
@@ -85,7 +85,7 @@ class Section(sections.Section, frozen=True):
     timed: int
     every: bool
     budgets: int
-    solvers: tuple[str, ...]
+    solver: str
     rounds: int
     proposals: int
     samples: int
@@ -113,8 +113,7 @@ def _check_values(place, values):
     sections.distinct(f"{place}.alone", (*values.bases, *values.alone))
     sections.selection(f"{place}.rungs", values.rungs)
     sections.known(f"{place}.rungs", "rung", values.rungs, RUNGS)
-    sections.selection(f"{place}.solvers", values.solvers)
-    sections.known(f"{place}.solvers", "solver", values.solvers, SOLVERS)
+    sections.known(f"{place}.solver", "solver", (values.solver,), SOLVERS)
     for name in ("fit", "choice", "test", "budgets", "rounds", "proposals", "samples", "batch"):
         sections.at_least(f"{place}.{name}", 1, [getattr(values, name)])
     for name in ("novel", "drawn", "timed"):
@@ -157,7 +156,7 @@ class Settings(sections.Section, frozen=True):
     timed: int
     every: bool
     budgets: int
-    solvers: tuple[str, ...]
+    solver: str
     rounds: int
     proposals: int
     samples: int
@@ -180,7 +179,7 @@ class Row(rows.Row, frozen=True, kw_only=True):
     base, the latter on scenes of ``fit``. predicted: by the form or the Gaussian process, whichever errs less;
     held_out: the same of a path that it is fitted to, fitted without it, in cross-validation; loss_error: the median
     error of these; pairs: which of the two, of a form which pairs of blocks it has, and the scale on which losses add
-    up; plan_seconds: of the solvers and the search in the last round, for all budgets of this rung; proposed: by whom,
+    up; plan_seconds: of the solver and the search in the last round, for all budgets of this rung; proposed: by whom,
     for which budgets in microseconds.
     """
 
@@ -271,8 +270,8 @@ def modules(row, device):
 
 
 def named(settings, device):
-    """The modules of the solvers that solve an integer program."""
-    return [f"{solvers.__name__}.{name}" for name in settings.solvers if name in solvers.NAMES]
+    """The module of a solver that solves an integer program."""
+    return [f"{solvers.__name__}.{settings.solver}"] if settings.solver in solvers.NAMES else []
 
 
 def sources(settings):

@@ -178,32 +178,30 @@ def planned(bench, measured, times):
 
 
 def proposed(settings, times, forms, seen):
-    """``{path: {what proposed it: None}}`` for all budgets: of each solver the best over the bases, the runner-up, and
-    what a search finds from these, for budgets between these, too.
+    """``{path: {what proposed it: None}}`` for all budgets: of the solver the best over the bases, and what a search
+    finds from these, for budgets between these, too.
 
     times, forms, seen: of each base the `Latency`, the `Losses`, and what predicts accuracies best.
     """
     models = [(times[base], losses) for base, losses in forms.items()]
     budgets, found = budgets_for(models, settings.budgets), {}
-    plans = {solver: program.plan(models, budgets, solver) for solver in settings.solvers}
-    if exact := next((solver for solver in settings.solvers if solver != "greedy"), None):
-        plans["second"] = program.runners_up(models, plans[exact], exact)
-        between = dict.fromkeys(budgets_for(models, FINER * (settings.budgets - 1) + 1))
-        plans[search.NAME] = search.improved(times, seen, [*plans.values(), between])
-    for budget in budgets:
-        for by, made in plans.items():
+    plan = program.plan(models, budgets, settings.solver)
+    between = dict.fromkeys(budgets_for(models, FINER * (settings.budgets - 1) + 1))
+    searched = search.improved(times, seen, [plan, between])
+    for by, made in ((settings.solver, plan), (search.NAME, searched)):
+        for budget in budgets:
             if (proposal := made[budget]) is not None:
                 found.setdefault(proposal.path, {})[f"{by} {budget:.0f}"] = None
-    for budget, proposal in plans.get(search.NAME, {}).items():
+    for budget, proposal in searched.items():
         if proposal is not None:
             found.setdefault(proposal.path, {f"{FRONT} {budget:.0f}": None})
     return found
 
 
 def thinned(found, most):
-    """At most `most` of the paths that were proposed: those of the search first, then those of the program, greedy's,
-    the search's between budgets, and the runners-up; of each evenly over budgets."""
-    order = (search.NAME, "program", "greedy", FRONT, "second")
+    """At most `most` of the paths that were proposed: those of the search first, then those of the solver, and the
+    search's between budgets; of each evenly over budgets."""
+    order = (search.NAME, "program", FRONT)
     levels = [[] for _ in order]
     for path, proposals in found.items():
         # A program's proposal bears the name of its solver.
