@@ -14,10 +14,11 @@ from safetensors.torch import save_file
 from tilewright import devices, networks
 from tilewright.core import provenance, weight_files
 from tilewright.core.errors import BudgetError, ConfigError, PatternError
-from tilewright.paths import stream
+from tilewright.paths import controllers
 from tilewright.paths.odds import POWER, Odds
 from tilewright.paths.runner import Runner
 from tilewright.paths.table import Entry, Table
+from tilewright_study.experiments.stream import traces
 
 DEVICE = devices.describe("cpu")["name"]
 FULL, SHORT, EXIT = "11.11.11.11", "10.10.01.11 scale=0.5", "11.11.11.11 levels=123"
@@ -137,29 +138,29 @@ def test_two_callers_at_once(network):
 
 
 def test_frames_that_are_told_are_of_each_rate():
-    assert stream.told(stream.trace("uniform", look_up(), 50), 4).tolist() == [0, 1, 2, 3]
-    assert stream.told(stream.trace("steps", look_up(), 90), 7).tolist() == [0, 1, 30, 31, 60, 61]
-    assert stream.told(stream.trace("steps", look_up(), 4), 99).tolist() == [0, 1, 2, 3]
-    assert stream.told(stream.trace("contended", look_up(), 5), 0).tolist() == []
+    assert traces.told(traces.trace("uniform", look_up(), 50), 4).tolist() == [0, 1, 2, 3]
+    assert traces.told(traces.trace("steps", look_up(), 90), 7).tolist() == [0, 1, 30, 31, 60, 61]
+    assert traces.told(traces.trace("steps", look_up(), 4), 99).tolist() == [0, 1, 2, 3]
+    assert traces.told(traces.trace("contended", look_up(), 5), 0).tolist() == []
 
 
 def test_traces():
     table = look_up()
-    uniform = stream.trace("uniform", table, 500)
+    uniform = traces.trace("uniform", table, 500)
     assert uniform.budgets_us.min() >= 100 and uniform.budgets_us.max() <= 1080
-    assert np.array_equal(uniform.budgets_us, stream.trace("uniform", table, 500).budgets_us)
-    steps = stream.trace("steps", table, 10)
+    assert np.array_equal(uniform.budgets_us, traces.trace("uniform", table, 500).budgets_us)
+    steps = traces.trace("steps", table, 10)
     assert np.array_equal(steps.budgets_us, steps.period_us) and len(np.unique(steps.budgets_us)) == 3
     assert steps.budgets_us.min() > 100, "the fastest path meets every budget"
     # Paths that are within a factor of two of each other, on a device that is much faster than any camera.
     narrow = Table([entry(SHORT, 554.0, 0.4), entry(FULL, 913.0, 0.6)])
-    assert np.unique(stream.trace("steps", narrow, 9).budgets_us) == pytest.approx([554 / 0.8, 913, 2 * 913])
-    loaded = stream.trace("contended", table, 300).loaded
+    assert np.unique(traces.trace("steps", narrow, 9).budgets_us) == pytest.approx([554 / 0.8, 913, 2 * 913])
+    loaded = traces.trace("contended", table, 300).loaded
     assert loaded.any() and not loaded.all()
     with pytest.raises(ConfigError, match="unknown 'waves'; known: uniform, steps, contended"):
-        stream.trace("waves", table, 10)
+        traces.trace("waves", table, 10)
     with pytest.raises(ConfigError, match="at least one frame"):
-        stream.trace("steps", table, 0)
+        traces.trace("steps", table, 0)
 
 
 def met(controller, table, odds, budgets, took):
@@ -179,7 +180,7 @@ def met(controller, table, odds, budgets, took):
 def test_a_closed_loop_meets_budgets_that_an_open_one_misses():
     """A device that delays each frame by 5 ms for a while, as the clock would show it."""
     table, took = look_up(), {SHORT: 0.9e3, EXIT: 2.7e3, FULL: 8.1e3}
-    trace = stream.Trace("x", np.full(120, 10_000.0), np.zeros(120), np.arange(120) >= 20)
+    trace = traces.Trace("x", np.full(120, 10_000.0), np.zeros(120), np.arange(120) >= 20)
 
     def contender(frame, room, price):
         picked = table.select(room / 10, late="fastest")
@@ -187,13 +188,13 @@ def test_a_closed_loop_meets_budgets_that_an_open_one_misses():
         return picked, lambda: time.sleep((took[picked.path] + 5e3 * trace.loaded[frame]) / 1e6)
 
     missed = {}
-    for controller in (stream.Controller(), stream.Closed(0.01)):
-        frames = stream.run(trace, contender, controller=controller)
+    for controller in (controllers.Controller(), controllers.Closed(0.01)):
+        frames = traces.run(trace, contender, controller=controller)
         missed[type(controller)] = frames.missed(trace)
         assert len(frames.path) == len(trace)
         assert frames.slowdown[0] == 1
-    assert missed[stream.Controller][20:].mean() > 0.9
-    assert missed[stream.Closed][20:].mean() < 0.1
+    assert missed[controllers.Controller][20:].mean() > 0.9
+    assert missed[controllers.Closed][20:].mean() < 0.1
     assert frames.slowdown[-1] > 1.8
 
 
@@ -204,20 +205,20 @@ def saw(controller, *times, promise=100.0):
 
 
 def test_an_open_controller_learns_nothing():
-    opened = saw(stream.Controller(), 300)
+    opened = saw(controllers.Controller(), 300)
     assert opened.room(120) == 120 and opened.price is None
 
 
 def test_a_delay_counts_until_some_frames_in_a_row_keep_their_promises():
-    controller = saw(stream.Closed(1.0), 160, 130)
+    controller = saw(controllers.Closed(1.0), 160, 130)
     assert controller.delay_us == 60 and controller.room(500) == 440
-    assert saw(controller, *[90] * (stream.CALM - 1)).delay_us == 60
-    assert saw(controller, 105, *[90] * (stream.CALM - 1)).delay_us == 60
+    assert saw(controller, *[90] * (controllers.CALM - 1)).delay_us == 60
+    assert saw(controller, 105, *[90] * (controllers.CALM - 1)).delay_us == 60
     assert saw(controller, 90).delay_us == 0
     # The longest one is forgotten where shorter ones follow.
-    assert saw(stream.Closed(1.0), 300, *[110] * (stream.WINDOW - 1)).delay_us == 200
-    assert saw(stream.Closed(1.0), 300, *[110] * stream.WINDOW).delay_us == 10
-    assert saw(stream.Closed(1.0), 300).room(150) > 0, "a budget is a number above 0"
+    assert saw(controllers.Closed(1.0), 300, *[110] * (controllers.WINDOW - 1)).delay_us == 200
+    assert saw(controllers.Closed(1.0), 300, *[110] * controllers.WINDOW).delay_us == 10
+    assert saw(controllers.Closed(1.0), 300).room(150) > 0, "a budget is a number above 0"
 
 
 def test_single_slow_frames_cost_few_good_paths():
@@ -225,7 +226,7 @@ def test_single_slow_frames_cost_few_good_paths():
     table, drawn = look_up(), np.random.default_rng(0)
     slow = drawn.random(2000) < 0.01
     _, seen = met(
-        stream.Closed(0.05), table, None, np.full(2000, 950.0), lambda at, x: x.promise_us * (0.95 + slow[at])
+        controllers.Closed(0.05), table, None, np.full(2000, 950.0), lambda at, x: x.promise_us * (0.95 + slow[at])
     )
     assert seen > 0.95 * 0.6
 
@@ -244,7 +245,11 @@ def test_a_share_of_late_frames_is_aimed_at_where_it_gives_the_most():
     more than promises that are lowered until as many are late."""
     table, odds, budgets, scatter = scattered(0.04)
     late, seen = {}, {}
-    for target, controller in ((0.0, stream.Closed(0.005)), (0.005, stream.Priced(0.005)), (0.02, stream.Priced(0.02))):
+    for target, controller in (
+        (0.0, controllers.Closed(0.005)),
+        (0.005, controllers.Priced(0.005)),
+        (0.02, controllers.Priced(0.02)),
+    ):
         missed, seen[target] = met(controller, table, odds, budgets, lambda at, x: scatter[at] * x.promise_us)
         late[target] = missed.mean()
     assert late[0.0] < 0.006 and late[0.005] == pytest.approx(0.005, rel=0.3)
@@ -263,24 +268,25 @@ def test_a_share_of_late_frames_is_aimed_at_where_it_gives_the_most():
 
 def test_a_pace_follows_a_device_that_is_slower_than_rehearsed():
     table, odds, budgets, scatter = scattered(0.03)
-    controller = stream.Priced(0.01)
+    controller = controllers.Priced(0.01)
     late, _ = met(controller, table, odds, budgets, lambda at, x: 1.1 * scatter[at] * x.promise_us)
     assert controller.pace == pytest.approx(1.1, rel=0.03)
     assert late.mean() == pytest.approx(0.01, rel=0.3)
 
 
 def test_a_closed_controller_keeps_promises():
-    assert saw(stream.Closed(0.1), *[50] * 100).room(100) == 100
-    dear = saw(stream.Priced(0.5), *[99] * 3, *[500] * 1000)
+    assert saw(controllers.Closed(0.1), *[50] * 100).room(100) == 100
+    dear = saw(controllers.Priced(0.5), *[99] * 3, *[500] * 1000)
     assert dear.price == 2.0**POWER
-    cheap = saw(stream.Priced(0.5), *[50] * 3000)
-    assert cheap.price == 2.0**-POWER and cheap.pace == stream.PACES[0]
+    cheap = saw(controllers.Priced(0.5), *[50] * 3000)
+    assert cheap.price == 2.0**-POWER and cheap.pace == controllers.PACES[0]
 
 
 def test_a_price_rises_with_late_frames_and_falls_with_others():
-    controller = saw(stream.Priced(0.01), *[50] * 50)
-    assert controller.price == pytest.approx(stream.PRICE * math.exp(-50 * stream.DEARER * 0.01))
-    assert saw(controller, 101, *[50] * 99).price == pytest.approx(stream.PRICE * math.exp(-50 * stream.DEARER * 0.01))
+    drop = math.exp(-50 * controllers.DEARER * 0.01)
+    controller = saw(controllers.Priced(0.01), *[50] * 50)
+    assert controller.price == pytest.approx(controllers.PRICE * drop)
+    assert saw(controller, 101, *[50] * 99).price == pytest.approx(controllers.PRICE * drop)
 
 
 def test_more_slow_calls_than_promised_are_kept_to_the_share_of_late_frames():
@@ -289,24 +295,24 @@ def test_more_slow_calls_than_promised_are_kept_to_the_share_of_late_frames():
     promises = [entry.promise_us for entry in table.rows[1:]]
     budgets = drawn.choice(promises, 20_000) * drawn.choice([1.02, 1.5], 20_000)
     times = np.where(drawn.random(20_000) < 0.03, 1.1, 0.9)
-    opened, _ = met(stream.Controller(), table, None, budgets, lambda at, x: times[at] * x.promise_us)
-    closed, _ = met(stream.Closed(0.008), table, None, budgets, lambda at, x: times[at] * x.promise_us)
+    opened, _ = met(controllers.Controller(), table, None, budgets, lambda at, x: times[at] * x.promise_us)
+    closed, _ = met(controllers.Closed(0.008), table, None, budgets, lambda at, x: times[at] * x.promise_us)
     assert opened.mean() > 0.011 and 0.004 < closed.mean() < 0.0085
 
 
 def test_an_oracle_knows_each_time():
-    trace = stream.Trace("x", np.array([10.0, 3.0, 1.0]), np.zeros(3), np.zeros(3, dtype=bool))
+    trace = traces.Trace("x", np.array([10.0, 3.0, 1.0]), np.zeros(3), np.zeros(3, dtype=bool))
     times = {"slow": np.array([9.0, 9.0, 9.0]), "fast": np.array([2.0, 2.0, 2.0])}
-    found = stream.oracle(trace, times, {"slow": 0.9, "fast": 0.5})
+    found = traces.oracle(trace, times, {"slow": 0.9, "fast": 0.5})
     assert found.path == ["slow", "fast", "fast"] and found.measured_us == [9, 2, 2]
     assert found.missed(trace).tolist() == [False, False, True]
 
 
 def test_no_choice_of_paths_sees_more_in_time_than_the_oracle_that_knows_frames():
     rng = np.random.default_rng(0)
-    trace = stream.Trace("x", rng.uniform(1, 3, 60), np.zeros(60), np.zeros(60, dtype=bool))
+    trace = traces.Trace("x", rng.uniform(1, 3, 60), np.zeros(60), np.zeros(60, dtype=bool))
     times, sees = rng.uniform(0.5, 4, (4, 60)), rng.uniform(0, 1, (4, 60))
-    found = stream.oracle(trace, dict(zip("abcd", times, strict=True)), dict(zip("abcd", sees, strict=True)))
+    found = traces.oracle(trace, dict(zip("abcd", times, strict=True)), dict(zip("abcd", sees, strict=True)))
     chosen = ["abcd".index(path) for path in found.path]
     frames, timely = np.arange(60), sees * (times <= trace.budgets_us)
     np.testing.assert_array_equal(timely[chosen, frames], timely.max(0))
@@ -352,5 +358,5 @@ def test_a_path_that_hardly_sees_anything_is_not_picked():
 
 
 def test_spans():
-    assert list(stream.spans([True, False, True, True])) == [(0, 1), (2, 4)]
-    assert list(stream.spans([False])) == []
+    assert list(traces.spans([True, False, True, True])) == [(0, 1), (2, 4)]
+    assert list(traces.spans([False])) == []

@@ -15,10 +15,9 @@ from tilewright.core import provenance
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
 from tilewright.paths import evaluation, measure, runner
-from tilewright.paths import stream as streams
 from tilewright.paths import table as look_up
 from tilewright_study import config, experiments, scenes
-from tilewright_study.experiments.stream import run
+from tilewright_study.experiments.stream import run, traces
 from tilewright_study.measure import effort
 
 HOW = effort.Run("cpu", "float32", 0, 0.5, 3)
@@ -104,7 +103,7 @@ def test_what_a_table_leaves_out_is_picked_where_single_scenes_see_more_by_it(se
 
 
 def test_a_budget_picks_the_best_network_that_it_allows(bench):
-    trace = streams.Trace("x", np.array([1e3]), np.zeros(1), np.zeros(1, dtype=bool))
+    trace = traces.Trace("x", np.array([1e3]), np.zeros(1), np.zeros(1, dtype=bool))
     asked = bench.contender("static", trace)
     for room, name in ((500, SMALL), (1999, SMALL), (2000, LARGE)):
         entry, call = asked(0, room, None)
@@ -139,7 +138,7 @@ def test_the_controller_of_static_networks_is_closed(bench):
     bench.static.table = look_up.Table(
         [msgspec.structs.replace(entry, promise_us=entry.promise_us / 1e3) for entry in promised.rows]
     )
-    trace = streams.Trace("x", np.full(4, 3.0), np.zeros(4), np.zeros(4, dtype=bool))
+    trace = traces.Trace("x", np.full(4, 3.0), np.zeros(4), np.zeros(4, dtype=bool))
     found = bench.met("static", trace, 0)
     bench.static.table = promised
     assert found.path == [LARGE, SMALL, SMALL, SMALL] and found.slowdown[1] > 2
@@ -239,7 +238,7 @@ def test_a_load_keeps_the_slowest_path_from_its_budget(settings, monkeypatch):
     asked = []
     monkeypatch.setattr(run, "load_of", lambda wanted_us, *_: asked.append(wanted_us) or (lambda: None))
     bench = contenders(msgspec.structs.replace(settings, traces=("uniform", "contended")), monkeypatch, BETTER)
-    (budget,) = set(streams.trace("contended", bench.table, 64).budgets_us)
+    (budget,) = set(traces.trace("contended", bench.table, 64).budgets_us)
     took = [np.median(bench.took[False][entry.path]) for entry in bench.table.rows]
     # The fastest keeps the budget by as much as the slowest misses it.
     assert [budget - took[0] - load for load in asked] == [pytest.approx(took[-1] + asked[0] - budget, abs=1e-6)]
@@ -257,7 +256,7 @@ def test_an_oracle_knows_a_host_that_has_become_slower(settings, monkeypatch):
         return {entry.path: np.array([3.0 + asked[-1][1]]) for entry in rows}
 
     bench.runner.times = times
-    trace = streams.trace("contended", bench.table, 4000)
+    trace = traces.trace("contended", bench.table, 4000)
     found = bench._times(trace, 0)
     half = -(-settings.samples // 2)
     assert asked == [(half, False), (half, True)] and bench.table.rows is rows

@@ -211,7 +211,7 @@ def planned(weights):
     stated = {
         **{"network": weights[0], "data": "scenes", "bases": [""], "alone": ["scale=0.5"], "rungs": ["trained"]},
         **{"fit": 2, "choice": 2, "test": 2, "novel": 0, "drawn": 4, "timed": 2, "every": False, "budgets": 2},
-        **{"solvers": ["greedy"], "rounds": 1, "proposals": 2, "samples": 3, "batch": 1, "compiled": False},
+        **{"solver": "highs", "rounds": 1, "proposals": 2, "samples": 3, "batch": 1, "compiled": False},
         "max_seconds": 0.001,
     }
     return list(experiments.runner("paths").run("mine", experiments.parse("paths", stated), HOW))
@@ -272,9 +272,9 @@ def test_a_stream_that_goes_wrong_in_the_middle_has_no_row(weights, monkeypatch)
     """The network, and what is rehearsed, are right; frames are not."""
     right, running = runner.Picker.run, []
     streaming = experiments.member("stream")
-    from tilewright.paths import stream
+    from tilewright_study.experiments.stream import traces
 
-    run = stream.run
+    run = traces.run
 
     def wrong(picker, entry, images):
         maps = right(picker, entry, images)
@@ -285,7 +285,7 @@ def test_a_stream_that_goes_wrong_in_the_middle_has_no_row(weights, monkeypatch)
         return run(*arguments, **options)
 
     monkeypatch.setattr(runner.Picker, "run", wrong)
-    monkeypatch.setattr(stream, "run", streams)
+    monkeypatch.setattr(traces, "run", streams)
     rows = streamed(weights)
     assert streaming and {row["status"] for row in rows} == {"failed"}
     running.clear()

@@ -32,7 +32,7 @@ def draw(inputs):
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    from tilewright.paths.stream import spans
+    from tilewright_study.experiments.stream.traces import spans
 
     found, frames, _ = table_stream.rows(inputs)
     cases = list(found.groupby(["case", "trace"], sort=False))

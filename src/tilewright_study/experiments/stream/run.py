@@ -12,15 +12,15 @@ from tilewright.core import timing, weight_files
 from tilewright.core.errors import ArtifactError
 from tilewright.networks import layers
 from tilewright.networks.path import Path
-from tilewright.paths import evaluation, measure, stream, table
+from tilewright.paths import controllers, evaluation, measure, table
 from tilewright.paths.calls import Calls
 from tilewright.paths.runner import Picker, Runner
 from tilewright_study import scenes
-from tilewright_study.experiments.stream import check_static, pixels
+from tilewright_study.experiments.stream import check_static, pixels, traces
 from tilewright_study.measure.rows import machine, now
 
 # Controllers of the contenders that see how late frames are.
-CONTROLLERS = {"closed": stream.Closed, "target": stream.Priced, "static": stream.Closed}
+CONTROLLERS = {"closed": controllers.Closed, "target": controllers.Priced, "static": controllers.Closed}
 # On a GPU the load is products of square matrices of this side, each of which takes some 30 us of a Hopper: larger ones
 # are too coarse for frames of 300. How much of it a frame waits for is tried in so many frames, and again with what
 # that says.
@@ -106,9 +106,9 @@ class Contenders:
         return self.static if name == "static" else self.runner
 
     def contender(self, name, trace):
-        """What `stream.run` asks for a frame's path."""
+        """What `traces.run` asks for a frame's path."""
         rows, picker = self.table.rows, self.picker(name)
-        fixed = {"full": rows[-1], "fixed": stream.fixed(self.table, trace.budgets_us.min())}.get(name)
+        fixed = {"full": rows[-1], "fixed": traces.fixed(self.table, trace.budgets_us.min())}.get(name)
 
         def asked(frame, room, price):
             entry = fixed or picker.pick(room, price=price)
@@ -124,11 +124,11 @@ class Contenders:
         return asked
 
     def met(self, name, trace, seed):
-        """What becomes of the frames of a trace with a contender of this name: `stream.Frames`."""
+        """What becomes of the frames of a trace with a contender of this name: `traces.Frames`."""
         if name == "oracle":
             shown = np.arange(len(trace)) % len(self.images)
             sees = {entry.path: self.scores[entry.path][shown] for entry in self.table.rows}
-            found = stream.oracle(trace, self._times(trace, seed), sees)
+            found = traces.oracle(trace, self._times(trace, seed), sees)
             self.refute(self.runner)
             return found
         picker = self.picker(name)
@@ -144,7 +144,7 @@ class Contenders:
                 timing.wait(images)
 
         how = {"controller": self.controller(name), "load": self.loaded, "seen": seen}
-        found = stream.run(trace, self.contender(name, trace), **how)
+        found = traces.run(trace, self.contender(name, trace), **how)
         self.refute(picker, set(found.path))
         return found
 
@@ -176,7 +176,7 @@ class Contenders:
     def controller(self, name):
         """A new controller for a contender of this name: `CONTROLLERS`, or an open one."""
         made = CONTROLLERS.get(name)
-        return made(self.settings.late) if made else stream.Controller()
+        return made(self.settings.late) if made else controllers.Controller()
 
     def _times(self, trace, seed):
         """Microseconds that each path takes in each frame of a trace that others have met: drawn from calls before the
@@ -254,17 +254,17 @@ class Contenders:
         return Picker(lambda name, images: calls[name](name, images), kept, margin=self.settings.margin, late="fastest")
 
     def _foreign(self):
-        """A load under which the slowest path misses a budget of `stream.ROOM` promises by as much as the fastest one
+        """A load under which the slowest path misses a budget of `traces.ROOM` promises by as much as the fastest one
         keeps it, in medians."""
         slowest = self.table.rows[-1]
         fast, mostly = (float(np.median(self.took[False][row.path])) for row in (self.table.rows[0], slowest))
 
-        budgets_us = np.full(FRAMES, stream.ROOM * slowest.promise_us)
-        trace = stream.Trace("contended", budgets_us, np.zeros(FRAMES), np.ones(FRAMES, dtype=bool))
+        budgets_us = np.full(FRAMES, traces.ROOM * slowest.promise_us)
+        trace = traces.Trace("contended", budgets_us, np.zeros(FRAMES), np.ones(FRAMES, dtype=bool))
 
         def added_us(load):
             frames = self.contender("full", trace)
-            found = stream.run(trace, frames, controller=stream.Controller(), load=load)
+            found = traces.run(trace, frames, controller=controllers.Controller(), load=load)
             return float(np.median(found.measured_us)) - mostly
 
         start = self._load if self.images.is_cuda else self._host_load
@@ -333,7 +333,7 @@ def rows(case, settings, how):
         "dtype": how.dtype, "compiled": first.compiled, **machine(devices.describe(how.device)),
     }  # fmt: skip
     for name in settings.traces:
-        trace = stream.trace(name, bench.table, settings.frames, seed=how.seed)
+        trace = traces.trace(name, bench.table, settings.frames, seed=how.seed)
         for contender in settings.contenders:
             told = known | {"trace": name, "contender": contender, "part": "frames"}
             found = None if bench.wrong else bench.met(contender, trace, how.seed)
@@ -341,7 +341,7 @@ def rows(case, settings, how):
                 yield told | bench.failed
                 continue
             missed, mious = found.missed(trace), bench.frame_mious(found.path)
-            for at in stream.told(trace, settings.shown).tolist():
+            for at in traces.told(trace, settings.shown).tolist():
                 shown = {"frame": at, "budget_us": trace.budgets_us[at], "path": found.path[at]}
                 shown |= {"promised_us": found.promised_us[at], "measured_us": found.measured_us[at]}
                 shown |= {"miou": float(mious[at])}
