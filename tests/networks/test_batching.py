@@ -12,10 +12,10 @@ from tilewright import networks
 from tilewright.core.errors import PatternError, Unavailable
 from tilewright.masks import deit as pattern
 from tilewright.networks import batching
-from tilewright.networks._captured import Captured
 from tilewright.networks._layouts import Packed, Rectangle
 from tilewright.networks.batching import ragged
 from tilewright.packed.pruners import Choice
+from tilewright_study.experiments.pruned.captured import Captured
 
 N = 17
 create = partial(networks.create, "deit", variant="tiny", image_size=64, num_classes=10)

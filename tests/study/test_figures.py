@@ -1,6 +1,5 @@
 """Figures and tables from a made-up study: what they show is what the files say, and nothing else."""
 
-import importlib
 import os
 import re
 import subprocess
@@ -22,8 +21,9 @@ from tilewright.core.errors import ArtifactError, UnknownNameError
 from tilewright.networks import attentions, batching
 from tilewright_study import config, experiments, figures, provenance, tables
 from tilewright_study.baselines import packed
+from tilewright_study.baselines.packed import _labels
 from tilewright_study.experiments.attention import figure_pattern as masks
-from tilewright_study.figures import _style
+from tilewright_study.figures import _networks, _style
 from tilewright_study.tables import _read, _select
 
 ROOT = Path(__file__).parents[2]
@@ -932,10 +932,15 @@ def test_the_dispatch_floor_has_a_bar_for_each_call(study, tmp_path):
     assert "no dispatch apart" in texts(drawn("dispatch", study, [tmp_path / "r.csv"]))
 
 
-@pytest.mark.parametrize("family", [batching, packed, attentions], ids=lambda family: family.__name__.split(".")[-1])
-def test_every_contender_has_a_label_and_a_colour(family):
-    labels = importlib.import_module(f"{family.__name__}._labels")
-    for values in [labels.LABELS] if family is attentions else [labels.LABELS, labels.COLOURS]:
+def test_every_contender_has_a_label_and_a_colour():
+    said = [
+        (batching, _networks.BATCHINGS),
+        (batching, _networks.COLOURS),
+        (packed, _labels.LABELS),
+        (packed, _labels.COLOURS),
+        (attentions, _networks.ATTENTIONS),
+    ]
+    for family, values in said:
         assert set(values) == set(family.NAMES) and len(set(values.values())) == len(family.NAMES)
 
 
@@ -949,7 +954,7 @@ def test_every_contender_has_a_label_and_a_colour(family):
 )
 def test_a_label_does_not_change_what_measures(module):
     found = provenance.closure(module)
-    assert not [name for name in map(str, found) if name.endswith("_labels")]
+    assert not [name for name in map(str, found) if name.endswith(("_labels", "figures._networks"))]
 
 
 def test_every_mode_has_a_line():

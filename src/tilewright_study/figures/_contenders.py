@@ -4,16 +4,16 @@ import math
 import zlib
 
 from tilewright.networks.batching import UNPRUNED
-from tilewright.networks.batching import _labels as batching
 from tilewright_study.baselines.packed import _labels as packed
+from tilewright_study.figures import _networks
 
 # Panels side by side.
 ACROSS = 4
 BLUE = "#0072B2"
 # By provider and by batching: what each family says of its members. Ours come first, in legends as well.
-OURS = {"tilewright": "Tilewright", "ragged": batching.LABELS["ragged"]}
-LABELS = {**OURS, UNPRUNED: "not pruned", **batching.LABELS, **packed.LABELS}
-COLOURS = {**dict.fromkeys(OURS, BLUE), UNPRUNED: "#882255", **batching.COLOURS, **packed.COLOURS}
+OURS = {"tilewright": "Tilewright", "ragged": _networks.BATCHINGS["ragged"]}
+LABELS = {**OURS, UNPRUNED: "not pruned", **_networks.BATCHINGS, **packed.LABELS}
+COLOURS = {**dict.fromkeys(OURS, BLUE), UNPRUNED: "#882255", **_networks.COLOURS, **packed.COLOURS}
 # Attention by lists: shapes of groups, who chose the keys, with a mark, and who attends to whole blocks.
 GROUPS = {"128x1": BLUE, "64x1": "#56B4E9", "128x16": "#009E73", "128x64": "#D55E00", "128x128": "#882255"}
 CHOOSERS = {

@@ -1,8 +1,7 @@
 """Whole networks from images to logits: p50 of every attention, attention and rest apart, batch by batch."""
 
-from tilewright.networks.attentions import _labels
 from tilewright_study.experiments.networks import table_end_to_end
-from tilewright_study.figures import _style
+from tilewright_study.figures import _networks, _style
 from tilewright_study.tables import _read
 
 _OURS, _OTHERS = "#0072B2", _style.DENSE
@@ -65,7 +64,7 @@ def draw(inputs):
 
 def _name(attention):
     """What an attention is called in figures."""
-    return _labels.LABELS.get(attention, attention)
+    return _networks.ATTENTIONS.get(attention, attention)
 
 
 def _title(network):

@@ -2,9 +2,8 @@
 by themselves."""
 
 from tilewright.networks import Plans
-from tilewright.networks.attentions import _labels
 from tilewright_study.experiments.networks import table_end_to_end, table_network_plans
-from tilewright_study.figures import _style
+from tilewright_study.figures import _networks, _style
 from tilewright_study.tables import _read
 
 # Names, marks, and how much of the order's colour fills them.
@@ -80,7 +79,7 @@ def _marks(axes, rows, orders):
     axes.axhline(1, color=_style.INK, linewidth=0.8)
     # Of the network's own plans.
     over = {name: (rows["over_own"] / rows[f"over_{name}"]).median() for name in table_end_to_end.PEERS}
-    peers = [f"{_labels.LABELS[name]} {value:.2f}" for name, value in over.items() if value > 0]
+    peers = [f"{_networks.ATTENTIONS[name]} {value:.2f}" for name, value in over.items() if value > 0]
     axes.set_title("\n".join(peers), loc="right", y=0.02, fontsize=6.5, color=_style.DENSE)
     axes.set_xticks(range(len(orders)), [_style.order_name(order) for order in orders], fontsize=8)
     axes.set_xlim(-0.6, len(orders) - 0.4)

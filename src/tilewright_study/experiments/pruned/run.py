@@ -27,10 +27,10 @@ from tilewright.core import images, registry, timing
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _gates
 from tilewright.networks import batching
-from tilewright.networks._captured import Captured
 from tilewright.networks.batching import MODES, UNPRUNED, ragged
 from tilewright_study.baselines.sparse import Unavailable, need_gpu
 from tilewright_study.experiments.pruned import FAMILY, check_modes
+from tilewright_study.experiments.pruned.captured import Captured
 from tilewright_study.measure.checks import judging, refusal, refuted, settled
 from tilewright_study.measure.rows import machine, now
 

@@ -1,6 +1,11 @@
-"""What figures call the ways to batch, and the colours of their lines. No job that measures imports this module."""
+"""What figures call the ways in which networks attend and batch, and the colours of lines. No job that measures
+imports this module."""
 
-LABELS = {
+ATTENTIONS = {
+    **{"dense": "masked SDPA", "tilewright": "Tilewright", "flex": "FlexAttention", "native": "as published"},
+    **{"full": "dense SDPA, without the mask"},
+}
+BATCHINGS = {
     "padded": "padded to the full length",
     "padded_unfused": "the same, attention unfused (as published)",
     "padded_kept": "padded to the longest kept",
