@@ -8,9 +8,10 @@ from tilewright.core import precision
 from tilewright.core.errors import PatternError
 
 # Two stages of windows and one that attends to everything; small ones of the other families.
-ARCH = "l1,h1,d32,n1,s1,g1,p4,f2_l2,h1,d32,n1,s1,g1,p2,f2_l3,h2,d32,n1,s0,g1,p1,f2"
+SPARSE = {"heads": 1, "dim": 32, "blocks": 1, "patch": 2, "radius": 2}
+STAGES = [SPARSE | {"patch": 4}, SPARSE, SPARSE | {"heads": 2, "patch": 1, "sparse": False}]
 NETWORKS = {
-    "vision_longformer": {"variant": "tiny", "image_size": 32, "arch": ARCH},
+    "vision_longformer": {"variant": "tiny", "image_size": 32, "stages": STAGES},
     "regionvit": {"variant": "tiny", "image_size": 64},
     "dynamicvit": {"variant": "deit-256", "image_size": 64},
 }

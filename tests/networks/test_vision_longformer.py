@@ -12,12 +12,17 @@ import torch.nn.functional as F
 from tilewright import networks as networks_of
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.masks import vision_longformer as graphs
-from tilewright.networks import _msvit_arch, _sites, _sliding_chunks
+from tilewright.networks import _sites, _sliding_chunks
 from tilewright.networks import vision_longformer as networks
 from tilewright.networks._sliding_chunks import Windows
 
 # Two sparse stages of other windows, globals and strides, one of which needs padding, and a full one; 60 pixels.
-ARCH = "l1,h1,d16,n2,s1,g2,p4,f2_l2,h2,d32,n1,s1,g1,p2,f3_l3,h2,d32,n1,s0,g1,p2_l4,h2,d32,n1,s0,g0,p1"
+STAGES = [
+    {"heads": 1, "dim": 16, "blocks": 2, "n_global": 2, "patch": 4, "radius": 2},
+    {"heads": 2, "dim": 32, "blocks": 1, "n_global": 1, "patch": 2, "radius": 3},
+    {"heads": 2, "dim": 32, "blocks": 1, "sparse": False, "n_global": 1, "patch": 2},
+    {"heads": 2, "dim": 32, "blocks": 1, "sparse": False, "n_global": 0, "patch": 1},
+]
 SIZE = 60
 # Sparse stages of 23 x 14 and 11 x 7 tokens, and of 15 x 23 and 7 x 11. Beyond whole chunks of 2 stand 1 and 0, and 1
 # and 1 of them; beyond those of 3, 2 and 1, and 1 and 2.
@@ -31,7 +36,14 @@ def cache(tmp_path, monkeypatch):
 
 
 def create(**options):
-    return networks_of.create("vision_longformer", **{"variant": "tiny", "image_size": SIZE, "arch": ARCH, **options})
+    return networks_of.create(
+        "vision_longformer", **{"variant": "tiny", "image_size": SIZE, "stages": STAGES, **options}
+    )
+
+
+def changed(at, **fields):
+    """`STAGES` with other fields of one."""
+    return [stage | fields if place == at else stage for place, stage in enumerate(STAGES)]
 
 
 def draw(network, seed=0):
@@ -124,7 +136,7 @@ def test_windows_follow_the_published_definition(grid, n_global, radius, mode, a
 @pytest.mark.parametrize("mode", ["chunk", "cyclic"])
 def test_a_sparse_layer_follows_the_published_definition(mode):
     side, g, heads, f = 5, 2, 2, 2
-    shape = _msvit_arch.Shape(1, heads, 16, 1, 4, True, g, f, False, (side, side))
+    shape = networks.Shape(heads, 16, 1, 4, True, g, f, 1, False, (side, side))
     windows = Windows((side, side), g, f, mode)
     at = _sites.Site("dense", windows.graph, heads, 8, windows.attend, windows.bias_index)
     layer = draw(networks.SparseAttention(shape, windows, at)).double()
@@ -197,7 +209,7 @@ def test_the_sparse_stages_of_a_variant_are_its_graphs(variant):
 @pytest.mark.parametrize("n_global", [0, 2])
 def test_full_stages_add_the_published_bias(n_global, grid, monkeypatch):
     (m, n), g, heads = grid, n_global, 2
-    shape = _msvit_arch.Shape(3, heads, 16, 1, 2, False, g, 7, False, grid)
+    shape = networks.Shape(heads, 16, 1, 2, False, g, 7, 3, False, grid)
     attention = draw(networks.FullAttention(shape)).double()
     x = torch.randn(2, g + m * n, 16, dtype=torch.float64)
     q, k, v = (part.view(2, -1, heads, 8).transpose(1, 2) for part in attention.qkv(x).split(16, 2))
@@ -342,7 +354,9 @@ def test_window_modes_and_positions_differ():
 
 
 def test_a_network_with_globals_at_its_end_reads_the_first():
-    network = create(arch="l1,h1,d8,n1,p4_l2,h1,d8,n1,p2,s0_l3,h1,d8,n1,p2,s0,g2", num_classes=5)
+    small = {"heads": 1, "dim": 8, "blocks": 1, "patch": 2}
+    stages = [small | {"patch": 4}, small | {"sparse": False}, small | {"sparse": False, "n_global": 2}]
+    network = create(stages=stages, num_classes=5)
     tokens = {}
     network.norm.register_forward_hook(lambda module, taken, out: tokens.update(out=out))
     out = network(images())
@@ -361,7 +375,7 @@ def test_names_of_networks():
     name = networks.name
     assert name(networks.Options("tiny")) == "vil-tiny-224"
     assert name(networks.Options("base-wide", 384, "relative", "cyclic")) == "vil-base-wide-384-relative-cyclic"
-    assert name(networks.Options("tiny", 60, "absolute", arch=ARCH)).startswith("vil-tiny-60-")
+    assert name(networks.Options("tiny", 60, "absolute", stages=networks.published("small"))).startswith("vil-tiny-60-")
     for size, stated in ((224, "224"), ((224, 224), "224"), ((224, 160), "224x160")):
         options = networks.Options("small", size, "relative", "exact")
         assert name(options) == f"vil-small-{stated}-relative-exact"
@@ -400,7 +414,7 @@ def test_counts_of_the_public_code_with_the_projections_of_globals_apart(positio
 
 
 def published_names(position):
-    """Names and shapes of `ARCH` at 60 pixels in the public code's state dict, without aliases and buffers."""
+    """Names and shapes of `STAGES` at 60 pixels in the public code's state dict, without aliases and buffers."""
     named = {}
 
     def linear(name, rows, cols):
@@ -563,8 +577,8 @@ def test_relative_positions_of_no_square_fit_no_other_images(tmp_path):
 
 def test_a_table_of_another_window_is_resized(tmp_path):
     small = draw(create(position="relative"))
-    arch = ARCH.replace("p4,f2", "p4,f3")
-    resized = create(position="relative", arch=arch, checkpoint=published_file(small, tmp_path / "c.pth"))
+    wider = changed(0, radius=3)
+    resized = create(position="relative", stages=wider, checkpoint=published_file(small, tmp_path / "c.pth"))
     name = "layer1.3.attn.local_relative_position_bias_table"
     grid = torch.einsum("ya,xb,abh->yxh", resample(7, 11), resample(7, 11), small.state_dict()[name].view(7, 7, -1))
     torch.testing.assert_close(resized.state_dict()[name], grid.flatten(0, 1))
@@ -596,25 +610,12 @@ def test_images_of_another_shape_are_refused(shape):
         ({"window_mode": "zero"}, "window_mode: expected one of .*, found 'zero'"),
         ({"num_classes": 0}, ">= 1"),
         ({"keep_ratio": 0.5}, "unknown field `keep_ratio`"),
-        (
-            {"arch": ""},
-            r"arch, stage 1: expected letters l, h, d, n, p, s, g, f, a, each once and with a number, found ''",
-        ),
-        ({"arch": ARCH.replace("n2", "m2")}, "arch, stage 1: expected letters .* found 'm2'"),
-        ({"arch": ARCH.replace("n2", "n2,n2")}, "arch, stage 1: expected letters .* each once .* found 'n2'"),
-        ({"arch": ARCH.replace("n2", "nx")}, "arch, stage 1: expected letters .* found 'nx'"),
-        ({"arch": ARCH.replace("n2", "n-2")}, "arch, stage 1: expected letters .* found 'n-2'"),
-        ({"arch": ARCH.replace("h1,d16,", "")}, "arch, stage 1: expected all of l, h, d, n, p; missing: h, d"),
-        ({"arch": ARCH.replace("n2", "n0")}, "arch, stage 1: expected n of at least 1, found n0"),
-        ({"arch": ARCH.replace("s0", "s2")}, "arch, stage 3: expected s0 or s1, found s2"),
-        ({"arch": ARCH.replace("l2", "l3")}, "arch, stage 2: expected l2, found l3"),
-        ({"arch": ARCH.replace("h2,d32", "h3,d32")}, "stage 2: expected heads that divide the width, found h3 and d32"),
-        (
-            {"arch": ARCH.replace("h1,d16", "h1,d15")},
-            "stage 1: expected an even width with absolute position, found d15",
-        ),
-        ({"arch": ARCH.partition("_l3")[0]}, "arch: expected 3 or 4 stages, found 2"),
-        ({"arch": ARCH + ",a0", "position": "absolute"}, "arch, stage 4: position 'absolute' contradicts a0"),
+        ({"stages": []}, "stages: expected at least one, found none"),
+        ({"stages": changed(0, blocks=0)}, "stages.*>= 1"),
+        ({"stages": changed(0, width=3)}, "stages.*unknown field `width`"),
+        ({"stages": [{"heads": 1}]}, "stages.*missing required field `dim`"),
+        ({"stages": changed(1, heads=3)}, "stage 2: expected heads that divide the width 32, found 3"),
+        ({"stages": changed(0, dim=15)}, "stage 1: expected an even width with absolute position, found 15"),
         ({"image_size": 3}, "image_size 3 leaves no token at stage 1"),
         ({"image_size": -5}, "image_size -5 leaves no token at stage 1"),
         ({"image_size": (60, 12)}, "image_size 60x12 leaves no token at stage 3"),
@@ -636,14 +637,11 @@ def test_wrong_options_are_named(options, message):
         create(**options)
 
 
-def test_the_arch_decides_positions_that_are_not_asked_for():
-    shapes = networks.Options("tiny", arch=ARCH.replace("f3", "f3,a0")).shapes()
-    assert [shape.absolute for shape in shapes] == [True, False, True, True]
-    relative = msgspec.structs.replace(networks.Options("tiny"), position="relative").shapes()
-    assert not any(shape.absolute for shape in relative)
-
-
-def test_stages_behind_a_full_one_are_full():
-    shapes = networks.Options("tiny", arch="l1,h1,d8,n1,p4_l2,h1,d8,n1,p2,s0_l3,h1,d8,n1,p2,s1").shapes()
+def test_stages_have_one_position_and_those_behind_a_full_one_are_full():
+    shapes = networks.Options("tiny", position="relative").shapes()
+    assert not any(shape.absolute for shape in shapes) and shapes[-1].grid == (7, 7)
+    small = {"heads": 1, "dim": 8, "blocks": 1, "patch": 2}
+    stages = msgspec.convert([small, small | {"sparse": False}, small], tuple[networks.Shape, ...])
+    shapes = networks.Options("tiny", stages=stages).shapes()
     assert [shape.sparse for shape in shapes] == [True, False, False]
     assert [(shape.n_global, shape.radius) for shape in shapes] == [(1, 7)] * 3

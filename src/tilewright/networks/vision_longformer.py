@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright.core.errors import ConfigError
-from tilewright.networks import _msvit_arch, _parameters, _precision, _sites, _vit, attentions
+from tilewright.masks.vision_longformer import GLOBALS, SPARSE_STAGES, STAGES
+from tilewright.networks import _parameters, _precision, _sites, _vit, attentions
 from tilewright.networks._sliding_chunks import Windows, by_offset
 
 EXCHANGED = attentions
@@ -24,47 +25,98 @@ EPS = 1e-6
 # Names under which a published file repeats the projections that globals share with locals.
 ALIASES = {f".{own}_global.": f".{own}." for own in ("query", "kv", "proj")}
 TABLE = "local_relative_position_bias_table"
+# Blocks of each stage: the published configurations; heads, widths and globals are those of the graphs.
+BLOCKS = {
+    "tiny": (1, 1, 9, 1),
+    "small": (1, 2, 8, 1),
+    "medium-deep": (1, 4, 16, 1),
+    "medium-wide": (1, 2, 8, 1),
+    "base-deep": (1, 8, 24, 1),
+    "base-wide": (1, 2, 8, 1),
+}
 # Bias that is spelt out at a time in a stage that attends to everything.
 BIAS_BYTES = 1 << 26
+
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stage. patch: the stride on the grid before. radius: the published f, half the window and side of a chunk.
+
+    number, absolute, grid: set by `Options.shapes`; the kind of position, and rows and columns of tokens.
+    """
+
+    heads: Positive
+    dim: Positive
+    blocks: Positive
+    patch: Positive
+    sparse: bool = True
+    n_global: Annotated[int, msgspec.Meta(ge=0)] = 1
+    radius: Positive = 7
+    number: int = 0
+    absolute: bool = True
+    grid: tuple[int, int] = (0, 0)
+
+
+def published(variant: str) -> tuple[Shape, ...]:
+    """The stages of a published variant."""
+    stages = zip(STAGES[variant], BLOCKS[variant], GLOBALS, strict=True)
+    return tuple(
+        Shape(heads, dim, blocks, 4 if number == 1 else 2, number in SPARSE_STAGES, n_global)
+        for number, ((heads, dim), blocks, n_global) in enumerate(stages, 1)
+    )
 
 
 class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
     """What decides a network. image_size: pixels a side, or (height, width).
 
-    arch: an arch string (see `msvit_arch`) instead of the variant's own. position: of the stages whose arch string does
-    not state ``a``; None for ``absolute``, as in the public code. window_mode: SW_EXACT 0, 1 or -1 of the public code.
+    stages: a `Shape` each, instead of the variant's own. position: None for ``absolute``, as in the public code.
+    window_mode: SW_EXACT 0, 1 or -1 of the public code.
     """
 
     variant: Literal["tiny", "small", "medium-deep", "medium-wide", "base-deep", "base-wide"]
     image_size: int | tuple[int, int] = 224
     position: Literal["absolute", "relative"] | None = None
     window_mode: Literal["chunk", "exact", "cyclic"] = "chunk"
-    num_classes: Annotated[int, msgspec.Meta(ge=1)] = 1000
-    arch: str | None = None
+    num_classes: Positive = 1000
+    stages: tuple[Shape, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.stages == ():
+            raise ConfigError("stages: expected at least one, found none")
         for shape in self.shapes():
-            fewest = min(shape.grid)
+            where, fewest = f"stage {shape.number}", min(shape.grid)
             if fewest < 1:
-                raise ConfigError(f"image_size {self.size_name} leaves no token at stage {shape.number}")
+                raise ConfigError(f"image_size {self.size_name} leaves no token at {where}")
+            if shape.dim % shape.heads:
+                raise ConfigError(f"{where}: expected heads that divide the width {shape.dim}, found {shape.heads}")
+            if shape.absolute and shape.dim % 2:
+                raise ConfigError(f"{where}: expected an even width with absolute position, found {shape.dim}")
             if self.window_mode == "cyclic" and shape.sparse and -(-fewest // shape.radius) < 3:
                 # With two chunks, the left and the right neighbour are one: a key would count twice.
                 raise ConfigError(
                     f"cyclic chunks: expected a grid of at least 3 chunks of {shape.radius} a side, found {fewest} "
-                    f"tokens at stage {shape.number} of images of {self.size_name} pixels"
+                    f"tokens at {where} of images of {self.size_name} pixels"
                 )
 
-    def shapes(self):
-        """The stages, a tuple of `msvit_arch.Shape`."""
-        arch = _msvit_arch.published(self.variant) if self.arch is None else self.arch
-        return _msvit_arch.parse(arch, self.pixels, self.position)
+    def shapes(self) -> list[Shape]:
+        """The stages, with all that is set."""
+        grid, sparse, shapes = self.pixels, True, []
+        for number, stage in enumerate(published(self.variant) if self.stages is None else self.stages, 1):
+            grid = grid[0] // stage.patch, grid[1] // stage.patch
+            # As published: behind a full stage, all are full.
+            sparse = sparse and stage.sparse
+            known = {"number": number, "sparse": sparse, "absolute": self.position != "relative", "grid": grid}
+            shapes.append(msgspec.structs.replace(stage, **known))
+        return shapes
 
 
 def name(options: Options):
     """Name of the network in files and figures, e.g. ``vil-tiny-224``; what is not the default follows."""
     parts = ["vil", options.variant, options.size_name]
     parts += [part for part in (options.position, options.window_mode) if part not in (None, "absolute", "chunk")]
-    parts += [] if options.arch is None else [hashlib.sha256(options.arch.encode()).hexdigest()[:8]]
+    parts += [] if options.stages is None else [hashlib.sha256(msgspec.json.encode(options.stages)).hexdigest()[:8]]
     return "-".join(parts)
 
 
