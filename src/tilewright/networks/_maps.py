@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import library, nn
 
-from tilewright.core import operators, sides
+from tilewright.core import operators
 from tilewright.core.errors import ConfigError
-from tilewright.networks import _sites, backends
+from tilewright.networks import _sites, _vit, backends
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
     """Fields and properties that networks of maps share. FAMILY: module with ``VARIANTS`` and ``LEAST``."""
 
     variant: str
@@ -41,16 +41,6 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def least(self):
         """Fewest pixels of a side."""
         return self.FAMILY.LEAST
-
-    @property
-    def pixels(self):
-        """Height and width of images."""
-        return sides.pair(self.image_size)
-
-    @property
-    def size_name(self):
-        """The size as names state it."""
-        return "x".join(map(str, dict.fromkeys(self.pixels)))
 
     @property
     def depths(self):

@@ -1,6 +1,7 @@
 """Parts that plain vision transformers share: patches, blocks and their checkpoints' position tables."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,27 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Rows and columns of patches; what is left over at the right and at the bottom is not seen."""
         height, width = self.pixels
         return height // patch, width // patch
+
+
+# Of a pattern, as `re.sub` takes it.
+Replacement = str | Callable[[re.Match[str]], str]
+
+
+def renamed(state: dict[str, torch.Tensor], names: dict[str, Replacement]) -> dict[str, torch.Tensor]:
+    """`state` with each of `names`, a pattern and what stands for it, replaced in its keys, one after the other."""
+    found = {}
+    for key, tensor in state.items():
+        for theirs, ours in names.items():
+            key = re.sub(theirs, ours, key)
+        found[key] = tensor
+    return found
+
+
+def joined(state: dict[str, torch.Tensor], parts: tuple[str, ...], whole: str) -> dict[str, torch.Tensor]:
+    """`state` with the rows of what bears the names of all `parts` but for these, as one tensor of the name `whole`."""
+    for key in [key for key in state if parts[0] in key]:
+        state[key.replace(parts[0], whole)] = torch.cat([state.pop(key.replace(parts[0], part)) for part in parts])
+    return state
 
 
 def resize_positions(state: dict[str, torch.Tensor], network: nn.Module, mode: str, grid, first=1) -> None:

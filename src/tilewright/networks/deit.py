@@ -25,7 +25,7 @@ from tilewright.packed import pack, pruners
 
 EXCHANGED = batchings
 # The names of `transformers`, saved and of a model of version 5, and the official ones. One after the other.
-_TRANSFORMERS = {
+_TRANSFORMERS: dict[str, _vit.Replacement] = {
     r"^(?:vit|deit)\.": "",
     r"^(?:encoder\.layer|layers)\.": "blocks.",
     r"^embeddings\.patch_embeddings\.projection\.": "patch_embed.proj.",
@@ -123,7 +123,8 @@ def timm_name(options: Options) -> str:
 def adapt(state, network) -> dict:
     """The state of DeiT, timm, `transformers`, or a pruner of official names, under this network's names and shapes."""
     if any(re.match(r"(?:(?:vit|deit)\.)?embeddings\.", key) for key in state):
-        state = _from_transformers(state)
+        state = _vit.renamed(state, _TRANSFORMERS)
+        state = _vit.joined(state, (".attn.q.", ".attn.k.", ".attn.v."), ".attn.qkv.")
     # As DeiT and EViT resize it; DynamicViT resizes bilinearly.
     mode = "bilinear" if network.options.pruner == "dynamicvit" else "bicubic"
     _vit.resize_positions(state, network, mode, network.options.grid, 1 + network.options.distilled)
@@ -133,18 +134,6 @@ def adapt(state, network) -> dict:
             state[f"pruner.{own}"] = state.pop(own, tensor)
     # A constant of ATS's code, which its checkpoints hold.
     return {key: tensor for key, tensor in state.items() if not key.endswith("attn.out_zero_mask")}
-
-
-def _from_transformers(state):
-    renamed = {}
-    for key, tensor in state.items():
-        for theirs, ours in _TRANSFORMERS.items():
-            key = re.sub(theirs, ours, key)
-        renamed[key] = tensor
-    for key in [key for key in renamed if ".attn.q." in key]:
-        parts = [renamed.pop(key.replace(".attn.q.", f".attn.{part}.")) for part in "qkv"]
-        renamed[key.replace(".attn.q.", ".attn.qkv.")] = torch.cat(parts)
-    return renamed
 
 
 class Network(nn.Module):

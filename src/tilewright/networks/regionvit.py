@@ -197,29 +197,21 @@ class _Block(nn.Module):
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
         self.attn = _Attention(width, windows)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        fc1, fc2 = nn.Linear(width, MLP_RATIO * width), nn.Linear(MLP_RATIO * width, width)
-        self.mlp = nn.ModuleDict({"fc1": fc1, "fc2": fc2})
+        self.mlp = _vit.Mlp(width, MLP_RATIO * width)
 
     def forward(self, x, regionals):
         own = x.index_select(1, regionals)
         # In place: nobody else holds these tokens.
         x.index_copy_(1, regionals, own + self.attn(self.norm0(own), _sites.full))
         x = x + self.attn(self.norm1(x), self.attn.in_windows)
-        return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
+        return x + self.mlp(self.norm2(x))
 
 
-class _Attention(nn.Module):
+class _Attention(_vit.Attention):
     def __init__(self, width, windows):
-        super().__init__()
-        self.heads = windows.site.heads
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        super().__init__(width, windows.site.heads, bias=True)
         self.rel_pos = nn.Parameter(0.02 * torch.randn(self.heads, (2 * windows.window - 1) ** 2))  # as of torch.nn
         self.attend = windows.site.layer()
-
-    def forward(self, x, attend):
-        """Tokens x [B, N, C], projected, attended to by ``attend(q, k, v)`` and projected back."""
-        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.proj(attend(q, k, v).transpose(1, 2).flatten(2))
 
     def in_windows(self, q, k, v):
         """Attention within each window."""

@@ -19,7 +19,7 @@ from torch import nn
 
 from tilewright.core.errors import ConfigError, Unavailable
 from tilewright.masks import segformer as pattern
-from tilewright.networks import _maps, _parameters, _precision, attentions
+from tilewright.networks import _maps, _parameters, _precision, _vit, attentions
 from tilewright.networks.layers import segformer as layers
 from tilewright.networks.path import DECODERS, LEVELS, Path, checked, parse, scaled
 
@@ -131,10 +131,7 @@ def _from_transformers(state):
         for theirs, ours in _PARTS.items():
             key = key.replace(theirs, ours)
         renamed[key] = tensor
-    for key in [key for key in renamed if ".attn.k." in key]:
-        value = renamed.pop(key.replace(".attn.k.", ".attn.v."))
-        renamed[key.replace(".attn.k.", ".attn.kv.")] = torch.cat((renamed.pop(key), value))
-    return renamed
+    return _vit.joined(renamed, (".attn.k.", ".attn.v."), ".attn.kv.")
 
 
 class Folded(NamedTuple):

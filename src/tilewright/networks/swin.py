@@ -5,7 +5,6 @@ Parameters have the names of the official code for segmentation. Windows and shi
 
 import re
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,22 +24,23 @@ DROPOUT = 0.1
 # What hides a key in the published form; with it a key's share is below 1e-40.
 HIDDEN = -100.0
 
-_LONG = {"q": "query", "k": "key", "v": "value"}
 # Names of the Hugging Face form, in files and, since transformers 5, in memory, and what they are called here, one
 # after the other.
-_RENAMED: dict[str, Any] = {
+_RENAMED: dict[str, _vit.Replacement] = {
     r"^backbone\.(swin\.)?embeddings\.patch_embeddings\.projection\.": "backbone.patch_embed.proj.",
     r"^backbone\.(swin\.)?embeddings\.norm\.": "backbone.patch_embed.norm.",
     r"^backbone\.(swin\.)?encoder\.": "backbone.",
     r"\.layernorm_before\.": ".norm1.",
     r"\.layernorm_after\.": ".norm2.",
     r"\.attention\.(self|relative_position_bias)\.": ".attn.",
-    r"\.attention\.(q|k|v)_proj\.": lambda match: f".attn.{_LONG[match[1]]}.",
+    r"\.attention\.([qkv])_proj\.": r".attn.\1.",
+    r"\.attn\.([qkv])(uery|ey|alue)\.": r".attn.\1.",
     r"\.attention\.(output\.dense|o_proj)\.": ".attn.proj.",
     r"\.intermediate\.dense\.": ".mlp.fc1.",
     r"\.output\.dense\.": ".mlp.fc2.",
     r"\.batch_norm\.": ".bn.",
     r"^decode_head\.classifier\.": "decode_head.conv_seg.",
+    r"backbone\.hidden_states_norms\.stage(\d)": lambda match: f"backbone.norm{int(match[1]) - 1}",
 }
 
 
@@ -62,27 +62,13 @@ def name(options: Options) -> str:
 def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict:
     """The state of the official code, or of `transformers`, under the official names."""
     if any(key.startswith(("backbone.embeddings.", "backbone.swin.embeddings.")) for key in state):
-        state = _from_transformers(state)
+        # The norm of a classifier is one that a backbone does not call.
+        state = {k: x for k, x in state.items() if not re.match(r"backbone\.(swin\.)?layernorm\.", k)}
+        state = _vit.renamed(state, _RENAMED)
+        state = _vit.joined(state, (".attn.q.", ".attn.k.", ".attn.v."), ".attn.qkv.")
     # What follows from the sizes, and what only training reads.
     unused = (".relative_position_index", ".attn_mask")
     return {k: x for k, x in state.items() if not k.endswith(unused) and not k.startswith("auxiliary_head.")}
-
-
-def _from_transformers(state):
-    renamed = {}
-    for key, tensor in state.items():
-        for theirs, ours in _RENAMED.items():
-            key = re.sub(theirs, ours, key)
-        key = re.sub(
-            r"backbone\.hidden_states_norms\.stage(\d)", lambda match: f"backbone.norm{int(match[1]) - 1}", key
-        )
-        # Of a classifier, which a backbone does not call.
-        if not re.match(r"backbone\.(swin\.)?layernorm\.", key):
-            renamed[key] = tensor
-    for key in [key for key in renamed if ".attn.query." in key]:
-        parts = [renamed.pop(key.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
-        renamed[key.replace(".query.", ".qkv.")] = torch.cat(parts)
-    return renamed
 
 
 class Network(_parameters.Counted):
@@ -185,29 +171,25 @@ class _Block(nn.Module):
         grid, x = x.shape[2:], _maps.to_tokens(x)
         windows = self.attn.windows
         padded = windows.padded(_maps.to_map(self.norm1(x), grid))
-        out = _maps.to_map(self.attn(_maps.to_tokens(padded)), padded.shape[2:])
+        out = _maps.to_map(self.attn.in_windows(_maps.to_tokens(padded)), padded.shape[2:])
         x = x + _maps.to_tokens(out[:, :, : grid[0], : grid[1]])
         return _maps.to_map(x + self.mlp(self.norm2(x)), grid)
 
 
-class _Attention(nn.Module):
+class _Attention(_vit.Attention):
     def __init__(self, width, windows):
-        super().__init__()
-        self.heads, self.windows = windows.site.heads, windows
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        super().__init__(width, windows.site.heads, bias=True)
+        self.windows = windows
         self.relative_position_bias_table = nn.Parameter(
             torch.zeros((2 * pattern.WINDOW - 1) ** 2, self.heads)  # as of torch.nn
         )
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
         self.attend = windows.site.layer()
 
-    def forward(self, x):
+    def in_windows(self, x):
         """Tokens x [B, N, C] of the padded grid."""
-        site = self.windows.site
-        q, k, v = self.qkv(site.enter(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        table = self.relative_position_bias_table
-        out = self.attend(q, k, v, lambda: F.pad(table.T, (0, 1)), (table,))
-        return site.leave(self.proj(out.transpose(1, 2).flatten(2)))
+        site, table = self.windows.site, self.relative_position_bias_table
+        return site.leave(self(site.enter(x), lambda *qkv: self.attend(*qkv, lambda: F.pad(table.T, (0, 1)), (table,))))
 
 
 class Windows:

@@ -232,13 +232,11 @@ class MlpBlock(nn.Module):
         """Four times as wide inside as `dim`."""
         super().__init__()
         self.norm = nn.LayerNorm(dim, EPS)
-        self.mlp = nn.Module()
-        self.mlp.fc1 = nn.Linear(dim, 4 * dim)
-        self.mlp.fc2 = nn.Linear(4 * dim, dim)
+        self.mlp = _vit.Mlp(dim, 4 * dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens [B, N, d] to tokens."""
-        return x + self.mlp.fc2(F.gelu(self.mlp.fc1(self.norm(x))))  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
+        return x + self.mlp(self.norm(x))
 
 
 class RelativePosition(nn.Module):
