@@ -10,8 +10,8 @@ import torch
 from tilewright import networks
 from tilewright.masks import segformer
 from tilewright.networks.path import Stages, shared
-from tilewright.paths import measure
 from tilewright_study import scenes
+from tilewright_study.experiments.paths import measure
 
 NETWORKS = {
     "segformer": ("b0", ("2.2.2.2", "2.1.2.2 scale=0.75", "2.10.2.01 levels=234", "2.10.2.2", "2.2.2.2 levels=12")),

@@ -14,9 +14,10 @@ from tilewright import devices, networks
 from tilewright.core import provenance
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
-from tilewright.paths import evaluation, measure, runner
+from tilewright.paths import evaluation, runner
 from tilewright.paths import table as look_up
 from tilewright_study import config, experiments, scenes
+from tilewright_study.experiments.paths import measure
 from tilewright_study.experiments.stream import run, traces
 from tilewright_study.measure import effort
 

@@ -10,9 +10,9 @@ import torch
 from tilewright import devices, networks
 from tilewright.core import weight_files
 from tilewright.networks import layers as counted
-from tilewright.paths import accuracy, calls, latency, measure, program, search, space, surrogate, table
+from tilewright.paths import accuracy, calls, latency, program, search, space, surrogate, table
 from tilewright_study import scenes
-from tilewright_study.experiments.paths import budgets_for, texts
+from tilewright_study.experiments.paths import budgets_for, measure, texts
 from tilewright_study.measure.rows import machine, now
 
 # Why a path is measured, the first that holds.

@@ -12,10 +12,11 @@ from tilewright.core import timing, weight_files
 from tilewright.core.errors import ArtifactError
 from tilewright.networks import layers
 from tilewright.networks.path import Path
-from tilewright.paths import controllers, evaluation, measure, table
+from tilewright.paths import controllers, evaluation, table
 from tilewright.paths.calls import Calls
 from tilewright.paths.runner import Picker, Runner
 from tilewright_study import scenes
+from tilewright_study.experiments.paths import measure
 from tilewright_study.experiments.stream import check_static, pixels, traces
 from tilewright_study.measure.rows import machine, now
 
