@@ -131,7 +131,7 @@ def pattern(
     radius: int,
     mode: str,
     *,
-    padding: int = 0,
+    padding: int | tuple[int, int] = 0,
     meta: dict[str, Any] | None = None,
 ) -> "Graph":
     """The pattern of a stage by its geometry: `n_global` tokens and a grid of `side` x `side` or ``(rows, columns)``.
@@ -200,8 +200,8 @@ def bias_index(params: Params, rows: np.ndarray, cols: np.ndarray) -> np.ndarray
 
 
 def bias_index_at(
-    where: Any, grid: tuple[int, int], n_global: int, reach: int, chunk: int | None, rows: np.ndarray, cols: np.ndarray
-) -> np.ndarray:
+    where: Any, grid: tuple[int, int], n_global: int, reach: int, chunk: int | None, rows: Any, cols: Any
+) -> Any:
     """`bias_index` by the geometry of a stage, for arrays or tensors: ``where`` is numpy's or torch's.
 
     grid: its rows and columns, padding included. reach: 2f in the sparse stages, the side of the square grid in the

@@ -25,7 +25,9 @@ How names are read stands with the graphs of the family (``network_fields``, see
 package does not import torch.
 """
 
+from collections.abc import Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,7 +39,9 @@ from tilewright.networks._plans import Plans
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
 
+    from tilewright.networks import path as route
     from tilewright.networks.wan import Network
 
 NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit", "segformer", "swin")
@@ -46,7 +50,7 @@ VIDEO = ("wan",)
 MOST_PIXELS = 65536
 
 
-def parse(name: str, overrides=None):
+def parse(name: str, overrides: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
     """Read a network's name into ``(family, options)``, as `create` takes them; `overrides` replaces or adds options.
 
     Raises `UnknownNameError` for a name of no family; options are checked by `create`.
@@ -67,7 +71,7 @@ def _parsed(what, name, overrides, families):
     raise UnknownNameError(what, name, [module.NETWORK_NAMING for module in members.values()])
 
 
-def exchanged(family):
+def exchanged(family: str) -> tuple[str, tuple[str, ...]]:
     """What can be exchanged in networks of `family`: ``("attention" or "batching", names)``, the oracle's name first.
 
     Raises `UnknownNameError`.
@@ -80,17 +84,17 @@ def _exchanged(module):
 
 
 def create(
-    family,
+    family: str,
     *,
     variant: str,
     image_size: int = 224,
-    checkpoint=None,
-    attention=None,
-    plans=None,
-    batching=None,
+    checkpoint: str | Path | None = None,
+    attention: str | None = None,
+    plans: Plans | dict[str, Any] | None = None,
+    batching: str | None = None,
     seed: int = 0,
-    **options,
-):
+    **options: Any,
+) -> "torch.nn.Module":
     """Build a network in evaluation mode; ``network.weights`` is the file of its weights, None for random ones.
 
     family: of `NAMES`. checkpoint: an official file (``.pth`` or ``.safetensors``); ``cached``, the one that timm or
@@ -128,12 +132,12 @@ def create(
 def create_video(
     name: str,
     *,
-    checkpoint=None,
+    checkpoint: str | Path | None = None,
     attention: str = "dense",
     settings: dict[str, Any] | None = None,
     order: str | None = None,
     seed: int = 0,
-    **options,
+    **options: Any,
 ) -> "Network":
     """Build a network of `VIDEO` in evaluation mode; ``network.weights`` is the file of its weights, None for random.
 
@@ -149,7 +153,7 @@ def create_video(
     return _built(module, checkpoint, seed, _options(module, family, stated), attention, settings, order)
 
 
-def sequence_parallel(network: "torch.nn.Module", group=None):
+def sequence_parallel(network: "torch.nn.Module", group: "ProcessGroup | None" = None) -> "Network":
     """This very video network, its weights shared, with the tokens of a clip shared out among processes.
 
     group: a process group of torch.distributed, None for the default one. Each rank is given the same latents, time and
@@ -163,7 +167,13 @@ def sequence_parallel(network: "torch.nn.Module", group=None):
     return import_module(f"{__name__}._sequence_parallel").shared(network, group)
 
 
-def choose_kernels(network: "torch.nn.Module", images: "torch.Tensor", paths=(None,), *, anew: bool = False):
+def choose_kernels(
+    network: "torch.nn.Module",
+    images: "torch.Tensor",
+    paths: "Iterable[route.Path | str | None]" = (None,),
+    *,
+    anew: bool = False,
+) -> list[dict[str, Any]]:
     """Choose, for each operator that paths of a network of maps run on such images, the fastest kernel that is right.
 
     paths: or their texts; None is the full one. Those of other scales or levels have operators of other sizes, for
@@ -249,7 +259,7 @@ def _chosen(module, family, stated):
     return name
 
 
-def check_images(images: "torch.Tensor", size) -> None:
+def check_images(images: "torch.Tensor", size: int | tuple[int, int]) -> None:
     """Raise `PatternError` unless `images` is a floating tensor [B ≥ 1, 3, H, W]; size: of both, or (H, W)."""
     import torch
 

@@ -30,7 +30,7 @@ def shifted(sigma: torch.Tensor, shift: float) -> torch.Tensor:
     return shift * sigma / (1 + (shift - 1) * sigma)
 
 
-def noised(clean, noise: torch.Tensor, sigma):
+def noised(clean: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The point of the line and its velocity; sigma: [B], for tensors [B, ...]."""
     sigma = sigma.view(-1, *(1,) * (clean.ndim - 1))
     return torch.lerp(clean, noise, sigma), noise - clean
@@ -44,7 +44,9 @@ def euler(velocity: Callable, noise: torch.Tensor, sigmas: torch.Tensor) -> torc
     return x
 
 
-def guided(network: torch.nn.Module, text, negative, guidance) -> tuple[Callable, int]:
+def guided(
+    network: torch.nn.Module, text: torch.Tensor | None, negative: torch.Tensor | None, guidance: float | None
+) -> tuple[Callable, int]:
     """``velocity(x, sigma, step)`` of a network with classifier-free guidance, and the passes of a step.
 
     text, negative: prompts as the network takes them. guidance: how many times the step from `negative` to `text` is

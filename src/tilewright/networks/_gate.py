@@ -46,5 +46,5 @@ def kept(params: dynamicvit.Params) -> "np.ndarray":
         attention="native",
     )
     with torch.inference_mode():
-        prunings = network.kept(torch.from_numpy(pixels(params.image, params.resolution))[None])
+        prunings = network.kept(torch.from_numpy(pixels(params.image, params.resolution))[None])  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
     return prunings[params.prune - 1][0].numpy()

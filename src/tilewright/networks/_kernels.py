@@ -6,6 +6,8 @@ operators checks them, and times nothing.
 
 import hashlib
 import logging
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from tilewright import devices
 from tilewright.core import artifacts, caches, contents, provenance, timing
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import _maps, backends
+from tilewright.networks.path import Path
 
 KIND, VERSION = "kernels", 1
 
@@ -25,7 +28,9 @@ _LOG = logging.getLogger(__name__)
 
 
 @torch.inference_mode()
-def choose(network: nn.Module, images: torch.Tensor, paths, anew: bool):
+def choose(
+    network: nn.Module, images: torch.Tensor, paths: Iterable[Path | str | None], anew: bool
+) -> list[dict[str, Any]]:
     """See `networks.choose_kernels`."""
     operators = getattr(network, "operators", None)
     if operators is None:

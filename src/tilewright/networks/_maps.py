@@ -6,7 +6,7 @@ to the other copies nothing.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar
 
@@ -38,12 +38,12 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"image_size: expected at least {self.least} pixels a side, found {self.size_name}")
 
     @property
-    def least(self):
+    def least(self) -> int:
         """Fewest pixels of a side."""
         return self.FAMILY.LEAST
 
     @property
-    def depths(self):
+    def depths(self) -> tuple[int, ...]:
         """Blocks of each stage."""
         return self.FAMILY.VARIANTS[self.variant].depths
 
@@ -66,7 +66,7 @@ class Operators:
     def __init__(self):
         self.chosen, self.seen, self.held = {}, None, []
 
-    def __call__(self, operator, *arguments):
+    def __call__(self, operator: Callable, *arguments: Any) -> torch.Tensor:
         """What an operator of this module returns, such as `decode`: torch's, or its kernel for these sizes."""
         if not self.chosen and self.seen is None:
             return operator(*arguments)
@@ -77,7 +77,7 @@ class Operators:
         return run(operator, arguments, TORCH if recorded else self.chosen.get(key, TORCH))
 
 
-def sizes(operator, arguments):
+def sizes(operator: Callable, arguments: Sequence[Any]) -> tuple[str, torch.dtype, tuple[tuple[int, ...], ...]]:
     """What a kernel is chosen for: ``(name, type, shapes)``."""
     tensors = _tensors(arguments)
     return operator.__name__, tensors[-1].dtype, tuple(tuple(x.shape) for x in tensors)
@@ -95,7 +95,7 @@ class Remembered:
     def __init__(self):
         self._tables, self._made = [], {}
 
-    def __call__(self, name: str, make, tables, *, fresh: bool = False):
+    def __call__(self, name: str, make: Callable, tables: Sequence[torch.Tensor], *, fresh: bool = False) -> Any:
         """What ``make()`` returns, or returned when it was called with the same `name` and `tables`.
 
         It is made anew where `fresh` says so, where gradients are recorded, and where a program is made, which cannot
@@ -130,35 +130,35 @@ def initialise(network: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def to_map(x: torch.Tensor, grid: tuple[int, ...]):
+def to_map(x: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
     """Tokens [B, H W, C] of a grid as a map."""
     return x.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
-def to_tokens(x: torch.Tensor):
+def to_tokens(x: torch.Tensor) -> torch.Tensor:
     """A map as tokens."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias=None):
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """A map through a linear layer."""
     return F.linear(x.permute(0, 2, 3, 1), weight, bias).permute(0, 3, 1, 2)
 
 
-def resized(x: torch.Tensor, grid: tuple[int, ...]):
+def resized(x: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
     """A map on another grid, bilinear as published (`align_corners` False)."""
     return x if x.shape[2:] == grid else F.interpolate(x, size=tuple(grid), mode="bilinear", align_corners=False)
 
 
 @cache
-def interpolation(side, whole, dtype: torch.dtype, device: torch.device | str):
+def interpolation(side: int, whole: int, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
     """[whole, side]: the weights by which `resized` takes `whole` rows from `side` rows."""
     with torch.inference_mode(False), torch.no_grad():
         ones = torch.eye(side, dtype=torch.float64, device=device)[None]
         return F.interpolate(ones, size=whole, mode="linear", align_corners=False)[0].T.to(dtype).contiguous()
 
 
-def spread(x, rows, columns):
+def spread(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """A map [B, C, h, w] as a map [B, C, H, W] by weights `rows` [H, h] and `columns` [W, w].
 
     Its gradient, unlike that of `resized`, is a product, too: on a GPU the other adds up atomically.
@@ -167,14 +167,19 @@ def spread(x, rows, columns):
     return (rows @ x.flatten(2)).unflatten(2, x.shape[2:]).permute(0, 3, 1, 2)
 
 
-def largest(scores, count: int):
+def largest(scores: torch.Tensor, count: int) -> torch.Tensor:
     """Indices, in order, of the `count` largest scores, None for all; of equal ones the first."""
     return scores.argsort(descending=True, stable=True)[:count].sort().values
 
 
 def decode(
-    maps: Sequence, weights: Sequence, bias, grid: tuple[int, ...], classes: torch.Tensor, classes_bias: torch.Tensor
-):
+    maps: Sequence,
+    weights: Sequence,
+    bias: torch.Tensor,
+    grid: tuple[int, ...],
+    classes: torch.Tensor,
+    classes_bias: torch.Tensor,
+) -> torch.Tensor:
     """A folded decoder: ``classes relu(sum_i up(weights_i maps_i) + bias) + classes_bias``, a map on `grid`."""
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (*maps, *weights, bias, classes, classes_bias))
     exact = bias.is_cpu and bias.dtype in EXACT and not torch.is_autocast_enabled(bias.device.type)
@@ -218,34 +223,42 @@ def _by_rows(maps, weights, bias, grid, classes, classes_bias):
     return found.permute(0, 3, 1, 2)
 
 
-def dwconv_gelu(x: torch.Tensor, grid: tuple[int, ...], weight: torch.Tensor, bias):
+def dwconv_gelu(x: torch.Tensor, grid: tuple[int, ...], weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Tokens x [B, N, C] of a grid through a 3 x 3 depthwise convolution and a GELU."""
     x = F.conv2d(to_map(x, grid), weight, bias, padding=1, groups=len(weight))
     return F.gelu(to_tokens(x))
 
 
 def patches(
-    x: torch.Tensor, weight: torch.Tensor, bias, stride: int, gain: torch.Tensor, offset: torch.Tensor, eps: float
-):
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    stride: int,
+    gain: torch.Tensor,
+    offset: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
     """A map through a convolution of overlapping patches, as tokens, through a layer norm."""
     return norm(to_tokens(F.conv2d(x, weight, bias, stride, weight.shape[2] // 2)), gain, offset, eps)
 
 
-def norm(x: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor, eps: float):
+def norm(x: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor, eps: float) -> torch.Tensor:
     """Tokens x [B, N, C] through a layer norm."""
     return F.layer_norm(x, x.shape[-1:], gain, offset, eps)
 
 
-def norm_linear(x: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor, eps: float, weight: torch.Tensor, bias):
+def norm_linear(
+    x: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
     """Tokens x [B, N, C] through a layer norm and a linear layer."""
     return F.linear(norm(x, gain, offset, eps), weight, bias)
 
 
 def attention(
     x: torch.Tensor, grid: tuple[int, ...], heads: int, gain: torch.Tensor, offset: torch.Tensor, eps: float,
-    weight: torch.Tensor, bias, conv_weight: torch.Tensor, conv_bias: torch.Tensor, key_gain: torch.Tensor,
-    key_offset: torch.Tensor, key_eps: float, kv_weight: torch.Tensor, kv_bias: torch.Tensor,
-):  # fmt: skip
+    weight: torch.Tensor, bias: torch.Tensor, conv_weight: torch.Tensor, conv_bias: torch.Tensor,
+    key_gain: torch.Tensor, key_offset: torch.Tensor, key_eps: float, kv_weight: torch.Tensor, kv_bias: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
     """Tokens x [B, N, C] of a grid, behind a norm, attend to themselves, or to what a convolution of patches that do
     not overlap and another norm make of them: conv_weight [C, C, s, s] to key_offset [C], or None all. weight, bias: of
     queries; kv_weight [2 C, C], kv_bias: of keys, then values."""
@@ -258,12 +271,12 @@ def attention(
     return _sites.full(q, k, v).transpose(1, 2).flatten(2)
 
 
-def linear_add(x: torch.Tensor, weight: torch.Tensor, bias, residual: torch.Tensor):
+def linear_add(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """Tokens x through a linear layer, added to a residual."""
     return residual + F.linear(x, weight, bias)
 
 
-def run(operator, arguments, form):
+def run(operator: Callable, arguments: Sequence[Any], form: str) -> torch.Tensor:
     """An operator of this module: torch's, or a form of a kernel by its name."""
     if form == TORCH:
         return operator(*arguments)
@@ -271,7 +284,7 @@ def run(operator, arguments, form):
     return getattr(torch.ops.tilewright, KERNELS[operator.__name__])(*arguments, form)
 
 
-def forms(name, device):
+def forms(name: str, device: torch.device) -> dict[str, Any]:
     """``{name of a form: form}`` of the kernels that `device` has for an operator."""
     module = backends.maps(device.type)
     return {} if module is None else {str(form): form for form in module.FORMS[name]}

@@ -2,6 +2,8 @@
 
 import copy
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +21,7 @@ class Counted(nn.Module):
             _own(self)
             return super()._apply(fn, recurse)
 
-    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As of `nn.Module`; tensors that were made in inference mode are copied where they are assigned."""
         with torch.inference_mode(False):
             _own(self)
@@ -28,7 +30,7 @@ class Counted(nn.Module):
                 state_dict = _with_metadata(ordinary, state_dict)
             return super().load_state_dict(state_dict, strict, assign)
 
-    def __deepcopy__(self, memo: dict):
+    def __deepcopy__(self, memo: dict) -> "Counted":
         made = self.__class__.__new__(self.__class__)
         memo[id(self)] = made
         with torch.inference_mode(False):

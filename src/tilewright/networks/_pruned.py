@@ -15,7 +15,7 @@ from tilewright.networks.attentions.dense import MASK_BYTES
 from tilewright.torch_attention import flex
 
 
-def masked(seen, dtype: torch.dtype) -> Callable:
+def masked(seen: torch.Tensor, dtype: torch.dtype) -> Callable:
     """Masked scaled-dot-product attention, the oracle; a mask too large for memory is made some rows at a time."""
     n_batch, n = seen.shape
     place = torch.arange(n, device=seen.device)
@@ -39,7 +39,7 @@ def masked(seen, dtype: torch.dtype) -> Callable:
     return run
 
 
-def flexed(seen, dtype: torch.dtype) -> Callable:
+def flexed(seen: torch.Tensor, dtype: torch.dtype) -> Callable:
     """The same attention by compiled FlexAttention; the block mask is this batch's, the code that of the shape."""
     mask, compiled = block_mask(seen), compiled_flex(seen.device.type)
 
@@ -51,7 +51,7 @@ def flexed(seen, dtype: torch.dtype) -> Callable:
     return run
 
 
-def block_mask(seen):
+def block_mask(seen: torch.Tensor) -> BlockMask:
     """FlexAttention's mask of tokens that see themselves and those in seen [B, N], which reads no single pairs."""
     n = seen.shape[1]
     n_blocks = -(-n // flex.BLOCK)
@@ -71,13 +71,13 @@ def block_mask(seen):
     return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=flex.BLOCK, mask_mod=mask_mod, seq_lengths=(n, n))  # type: ignore[misc]  # mypy does not know the length of what is unpacked
 
 
-def unmasked(seen, dtype: torch.dtype):
+def unmasked(seen: torch.Tensor, dtype: torch.dtype) -> Callable:
     """Attention among all tokens, pruned or not: what pruning is to save."""
     return F.scaled_dot_product_attention
 
 
 @functools.cache
-def compiled_flex(device: torch.device | str):
+def compiled_flex(device: torch.device | str) -> Callable:
     """FlexAttention compiled for `device`, a kind. Raises `Unavailable` without a compiler."""
     flex.need_compiler(device)
     # fullgraph: beyond its limit of recompilations torch would otherwise run uncompiled, without a warning.

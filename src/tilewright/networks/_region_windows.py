@@ -18,7 +18,9 @@ class Windows:
     of each window, all of its padding among them.
     """
 
-    def __init__(self, side, regions, window, heads: int, attention):
+    def __init__(
+        self, side: int | tuple[int, ...], regions: int | tuple[int, ...], window: int, heads: int, attention: str
+    ):
         """side, regions: tokens along a side of the local and of the regional grid, or ``(rows, columns)`` of each."""
         self.grid, self.regions, self.window = sides.pair(side), sides.pair(regions), window
         self.copies: dict = {}
@@ -26,7 +28,7 @@ class Windows:
         # The one behind all tokens of the grids: padding.
         self.zero = n_regional + math.prod(self.grid)
         # By device: copied there once. A plain variable, since torch cannot compile the way to an attribute's copies.
-        places = {torch.device("cpu"): torch.from_numpy(pattern.places(side, regions, window))}
+        places = {torch.device("cpu"): torch.from_numpy(pattern.places(self.grid, self.regions, window))}
 
         def bias_index(rows, cols):
             if rows.device not in places:
@@ -48,19 +50,19 @@ class Windows:
             native_layout=True,
         )
 
-    def enter(self, regionals, locals_):
+    def enter(self, regionals: torch.Tensor, locals_: torch.Tensor) -> torch.Tensor:
         """Grids [B, C, r, s] and [B, C, n, m] to tokens [B, N, C]; padding is zero."""
         grids = [grid.flatten(2).transpose(1, 2) for grid in (regionals, locals_)]
         x = torch.cat((*grids, torch.zeros_like(grids[0][:, :1])), 1)
         return x.index_select(1, _sites.resident(self, "_tokens", x.device))
 
-    def leave(self, x: torch.Tensor):
+    def leave(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Undo `enter`; padding is dropped."""
         x = x.index_select(1, _sites.resident(self, "_back", x.device)).transpose(1, 2)
         regionals, locals_ = x.split((self.n_regional, self.zero - self.n_regional), 2)
         return regionals.unflatten(2, self.regions), locals_.unflatten(2, self.grid)
 
-    def regionals(self, device: torch.device | str):
+    def regionals(self, device: torch.device | str) -> torch.Tensor:
         """Where the regional tokens stand, a tensor on `device`."""
         return _sites.resident(self, "_back", device)[: self.n_regional]
 
@@ -107,7 +109,7 @@ class Windows:
         local = pattern.offset_index(y - y[:, None], x - x[:, None], self.window)
         return F.pad(local, (1, 0, 1, 0), value=(2 * self.window - 1) ** 2)
 
-    def native(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias):
+    def native(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """The windows as one batch: q, k, v [B, H, r s (1 + w^2), D], bias [H, n]."""
         batch, length = len(q), 1 + self.window**2
         q, k, v = (x.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))

@@ -13,6 +13,7 @@ from tilewright.slices import parallel
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
 
 
 class _OwnAttention(NamedTuple):
@@ -48,6 +49,8 @@ class _OwnClip(NamedTuple):
 class _Shared(wan.Network):
     """See `shared`."""
 
+    group: "ProcessGroup | None"
+
     def _made(self, grid, device):
         whole = super()._made(grid, device)
         size = self.options.published
@@ -60,7 +63,7 @@ class _Shared(wan.Network):
         return _OwnClip(layers, whole.now, [sharding.own(x, 0) for x in whole.angles], sharding, whole)
 
 
-def shared(network: "torch.nn.Module", group) -> _Shared:
+def shared(network: "torch.nn.Module", group: "ProcessGroup | None") -> _Shared:
     """See `networks.sequence_parallel`."""
     if not isinstance(network, wan.Network):
         raise ConfigError(f"expected a network of videos, as create_video makes it, found {type(network).__name__}")

@@ -1,12 +1,12 @@
 """Where a network attends: one pattern, shared by the layers of a stage, and the attention that was chosen for it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ class Clock:
     spans: list = field(default_factory=list)
 
     @property
-    def seconds(self):
+    def seconds(self) -> float:
         """All of it; what runs on a GPU must have been waited for."""
         return self.elapsed + sum(begin.elapsed_time(end) for begin, end in self.spans) / 1e3
 
@@ -50,7 +50,7 @@ def clocked() -> Iterator[Any]:
         _CLOCK.reset(token)
 
 
-def timed(run, *arguments):
+def timed(run: Callable, *arguments: Any) -> Any:
     """``run(*arguments)``, its time given to the clock that runs, if one does; tensors tell whose time it is."""
     # A compiled network has no clocks: looking for one would cut it in two at each attention.
     clock = None if torch.compiler.is_compiling() else _CLOCK.get()
@@ -69,7 +69,7 @@ def timed(run, *arguments):
     return out
 
 
-def without_backward(call: Callable, *tensors):
+def without_backward(call: Callable, *tensors: torch.Tensor) -> torch.Tensor:
     """``call(*tensors)``; where gradients are recorded the result is right, and asking for its gradient an error."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return _Forward.apply(call, *tensors)
@@ -92,7 +92,7 @@ class _Forward(torch.autograd.Function):
         )
 
 
-def resident(owner, name: str, device) -> torch.Tensor:
+def resident(owner: Any, name: str, device: torch.device | str) -> torch.Tensor:
     """The tensor ``owner.name`` on `device`, copied there once: a copy in every call would wait for the device.
 
     owner: keeps its copies in a dict, ``copies``.
@@ -102,7 +102,7 @@ def resident(owner, name: str, device) -> torch.Tensor:
     return owner.copies[name, device]
 
 
-def full(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias=None) -> torch.Tensor:
+def full(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Attention to everything, the same in every mode: q [B, H, M, D], k, v [B, H, N, D], bias [H, M, N] or None."""
     return timed(partial(F.scaled_dot_product_attention, attn_mask=bias), q, k, v)
 
@@ -145,7 +145,7 @@ class Site:
         return apart.made(self.member.order, self)
 
     @cached_property
-    def ordered(self):
+    def ordered(self) -> Graph:
         """The pattern with its tokens in `order`."""
         return self.graph if self.order is None else self.graph.reordered(*2 * [self.order.numpy()])
 
@@ -153,11 +153,11 @@ class Site:
     def _back(self):
         return apart.made(torch.argsort, self.order)
 
-    def enter(self, x):
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens x [B, N, C] in the site's order; once, at the entry of a stage."""
         return x if self.order is None else x.index_select(1, resident(self, "order", x.device))
 
-    def leave(self, x: torch.Tensor):
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Undo `enter`, at the exit of the stage."""
         return x if self.order is None else x.index_select(1, resident(self, "_back", x.device))
 
@@ -169,7 +169,7 @@ class Site:
         # Copies of a network share its patterns and plans.
         return self
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise ConfigError("networks of this package are not pickled: keep their options and their state_dict() instead")
 
 
@@ -177,7 +177,7 @@ class Attend(nn.Module):
     """The attention of one layer at a site; it has no parameters of its own."""
 
     @property
-    def site(self):
+    def site(self) -> "Site":
         """Where it attends."""
         return self._site[0]
 
@@ -197,7 +197,14 @@ class Attend(nn.Module):
         # A copy is a layer that compiled code calls by its own name.
         self._name = _operator.register(self)
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias=None, tables=None) -> torch.Tensor:
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | Callable | None = None,
+        tables: Sequence[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         """Attention over the site's pattern: q, k, v [B, H, N, D] with tokens in the site's order.
 
         bias: [H, n], the layer's relative-position bias with the zero entry last, or a function that makes it of
@@ -210,7 +217,7 @@ class Attend(nn.Module):
         Compiled code sees one operator, or what the member computes where gradients pass through it.
         """
         if tables is None:
-            tables = () if bias is None else (bias,)
+            tables = (bias,) if isinstance(bias, torch.Tensor) else ()
         if bias is not None and (self._reads(q.device) or _recorded(q, k, v, tables)):
             run = self._differentiable(q.dtype, q.device)
             if run is not None:
@@ -236,7 +243,13 @@ class Attend(nn.Module):
         self._taking = (dtype, device), run
         return run
 
-    def prepared(self, dtype: torch.dtype, device: torch.device | str, bias, tables):
+    def prepared(
+        self,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        bias: torch.Tensor | Callable | None,
+        tables: Sequence[torch.Tensor],
+    ) -> Callable:
         """``run(q, k, v)`` for tensors of `dtype` on `device`; bias and tables as `forward` takes them."""
         known, remembered, run = self._prepared
         if known != (dtype, device) or not same(tables, remembered):
@@ -274,7 +287,7 @@ def _made(site, bias, dtype, device):
     return site.member.prepare(site, bias, dtype, device)
 
 
-def compared(device):
+def compared(device: torch.device) -> bool:
     """Whether tables on a device are compared by their values: a GPU would be waited for."""
     return _compared(device.type)
 
@@ -299,13 +312,13 @@ class Table:
     Its values are held where they are compared. Elsewhere its memory is, so that no other table gets that address.
     """
 
-    def __init__(self, table):
+    def __init__(self, table: torch.Tensor):
         self.compared = compared(table.device) or table.is_inference()
         self.held = table.detach().clone() if self.compared else table.detach()
         # Inference tensors count no versions.
         self.version = None if self.compared else table._version
 
-    def unchanged(self, table):
+    def unchanged(self, table: torch.Tensor) -> bool:
         """Whether `table` has the values that it had, or on a GPU is the one that is held and was not written to."""
         if table.dtype != self.held.dtype or table.device != self.held.device:
             return False
@@ -316,6 +329,6 @@ class Table:
         return (table.is_cuda and torch.cuda.is_current_stream_capturing()) or torch.equal(table, self.held)
 
 
-def same(tables, remembered):
+def same(tables: Sequence[torch.Tensor], remembered: "Sequence[Table]") -> bool:
     """Whether `tables` are those that were `remembered`, and none was written to."""
     return len(tables) == len(remembered) and all(old.unchanged(x) for old, x in zip(remembered, tables, strict=True))

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from tilewright.masks import vision_longformer
 
 if TYPE_CHECKING:
-    import numpy as np
+    from tilewright.graph import Graph
 
 # Scores that are held at a time, of some rows of chunks.
 SCORES = 1 << 25
 
 
-def by_offset(table, keys):
+def by_offset(table: torch.Tensor, keys: tuple[int, int]) -> torch.Tensor:
     """A view [H, p, q, m, n] of a bias by offsets, table [H, K, L]: of queries and keys on two grids; keys: (m, n).
 
     Entry [h, y, x, b, a] is ``table[h, m - 1 + y - b, n - 1 + x - a]``; p = K - m + 1 and q = L - n + 1.
@@ -42,55 +42,55 @@ class Windows:
     mode: str
 
     @property
-    def chunks(self):
+    def chunks(self) -> tuple[int, int]:
         """Chunks down and across."""
         rows, columns = self.grid
         return -(-rows // self.radius), -(-columns // self.radius)
 
     @property
-    def padding(self):
+    def padding(self) -> tuple[int, int]:
         """Rows and columns of zeros that are tokens of the stage: in cyclic mode, the first chunks attend to them."""
         rows, columns = self.grid
         return (-rows % self.radius, -columns % self.radius) if self.mode == "cyclic" else (0, 0)
 
     @property
-    def padded(self):
+    def padded(self) -> bool:
         """Whether there is any padding."""
         below, right = self.padding
         return below > 0 or right > 0
 
     @property
-    def whole(self):
+    def whole(self) -> tuple[int, int]:
         """Rows and columns of the grid, padding included."""
         (rows, columns), (below, right) = self.grid, self.padding
         return rows + below, columns + right
 
     @property
-    def table_side(self):
+    def table_side(self) -> int:
         """Offsets along an axis of the bias table: from ``1 - 2f`` to ``2f - 1``."""
         return 4 * self.radius - 1
 
-    def graph(self):
+    def graph(self) -> "Graph":
         """The pattern, in the model's own order."""
         return vision_longformer.pattern(self.grid, self.n_global, self.radius, self.mode, padding=self.padding)
 
-    def bias_index(self, rows: "np.ndarray", cols):
+    def bias_index(self, rows: torch.Tensor, cols: torch.Tensor) -> torch.Tensor:
         """Slots of (query, key) pairs in a head's bias, as `masks.vision_longformer.bias_index` lays it out."""
         chunk = self.radius if self.mode == "cyclic" else None
         return vision_longformer.bias_index_at(
             torch.where, self.whole, self.n_global, 2 * self.radius, chunk, rows, cols
         )
 
-    def pad(self, x: torch.Tensor):
+    def pad(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens x [B, N, C] of the globals and the grid, with the padding's zeros as further tokens."""
         return self._resized(x, self.grid, self.padding) if self.padded else x
 
-    def unpad(self, x: torch.Tensor):
+    def unpad(self, x: torch.Tensor) -> torch.Tensor:
         """Undo `pad`."""
         below, right = self.padding
         return self._resized(x, self.whole, (-below, -right)) if self.padded else x
 
-    def real(self, like):
+    def real(self, like: torch.Tensor) -> torch.Tensor:
         """Ones [1, N, 1] where `pad` has put tokens, zeros where it has padded."""
         rows, columns = self.grid
         return self.pad(like.new_ones(1, self.n_global + rows * columns, 1))
@@ -100,7 +100,7 @@ class Windows:
         tokens = x[:, self.n_global :].unflatten(1, grid)
         return torch.cat([x[:, : self.n_global], F.pad(tokens, (0, 0, 0, right, 0, below)).flatten(1, 2)], 1)
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias):
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The published formulation: q, k, v [B, H, N, D] in the model's own order, bias [H, n] or None.
 
         Globals attend to all tokens; the keys of each chunk's neighbourhood are copied next to one another, behind the

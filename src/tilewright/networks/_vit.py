@@ -97,7 +97,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sides.pair(self.image_size)  # type: ignore[attr-defined]  # a field of the options themselves
 
     @property
-    def size_name(self):
+    def size_name(self) -> str:
         """The size as names state it."""
         return "x".join(map(str, dict.fromkeys(self.pixels)))
 
@@ -128,7 +128,9 @@ def joined(state: dict[str, torch.Tensor], parts: tuple[str, ...], whole: str) -
     return state
 
 
-def resize_positions(state: dict[str, torch.Tensor], network: nn.Module, mode: str, grid, first=1) -> None:
+def resize_positions(
+    state: dict[str, torch.Tensor], network: nn.Module, mode: str, grid: tuple[int, int], first: int = 1
+) -> None:
     """Resize ``state["pos_embed"]`` [1, first + n^2, C] to the `grid` of `network`, where it is such a table.
 
     mode: of `interpolate`. first: rows before the grid, which stay as they are. A table of as many entries as the

@@ -7,6 +7,7 @@ batchings give the same logits.
 
 import copy
 import re
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -88,12 +89,12 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
         return 1 + self.distilled + self.grid[0] * self.grid[1]
 
     @property
-    def needs(self):
+    def needs(self) -> str | None:
         """What a checkpoint must hold for the network to make sense, or None."""
         return f"the weights of pruner {self.pruner}" if self.pruning()[1].learned else None
 
 
-def stated(options):
+def stated(options: dict[str, Any]) -> dict[str, Any]:
     """`options` with the settings of the pruner, which may stand among them, gathered in ``pruner_settings``.
 
     Raises `UnknownNameError` for the pruner and `ConfigError` for a name that is neither an option nor a setting.
@@ -109,7 +110,7 @@ def stated(options):
     return {**kept, "pruner_settings": {**kept.get("pruner_settings", {}), **given}}
 
 
-def name(options: Options):
+def name(options: Options) -> str:
     """The network's name in files and figures, e.g. ``deit-small-224-evit``."""
     return f"deit-{options.variant}-{options.size_name}" + f"-{options.pruner}" * (options.pruner != "none")
 
@@ -120,7 +121,7 @@ def timm_name(options: Options) -> str:
     return f"deit_{options.variant.replace('-', '_')}_patch{pattern.PATCH}_{size}"
 
 
-def adapt(state, network) -> dict:
+def adapt(state: dict[str, torch.Tensor], network: "Network") -> dict:
     """The state of DeiT, timm, `transformers`, or a pruner of official names, under this network's names and shapes."""
     if any(re.match(r"(?:(?:vit|deit)\.)?embeddings\.", key) for key in state):
         state = _vit.renamed(state, _TRANSFORMERS)
@@ -173,7 +174,7 @@ class Network(nn.Module):
         return other
 
     @_precision.checked
-    def forward(self, images: torch.Tensor, capacity: int | None = None, with_layouts: bool = False):
+    def forward(self, images: torch.Tensor, capacity: int | None = None, with_layouts: bool = False) -> Any:
         """Images [B, 3, H, W] to logits [B, num_classes].
 
         capacity: most tokens of the batch that may be kept by a pruner that leaves it open how many, for batchings
@@ -211,7 +212,7 @@ class Network(nn.Module):
         return (logits, layouts) if with_layouts else logits
 
     @torch.no_grad()
-    def mixed(self, images: torch.Tensor):
+    def mixed(self, images: Sequence[torch.Tensor]) -> torch.Tensor:
         """Images of several sizes, a list of [3, H, W], to logits [B, num_classes]: one packed batch (`packed`).
 
         The position table is resampled for each size, as for a network of that size. Images that are smaller than a

@@ -79,13 +79,13 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
         return pattern.kept_of(self.grid[0] * self.grid[1], self.keep_ratio)
 
 
-def name(options: Options):
+def name(options: Options) -> str:
     """The network's name, made as those of its graphs, e.g. ``dynamicvit-s-224``."""
     short = {variant: alias for alias, variant in pattern.ALIASES.items()}.get(options.variant, options.variant)
     return f"dynamicvit-{short}-{options.size_name}" + (f"-p{options.patch}" if options.patch != 16 else "")
 
 
-def adapt(state, network):
+def adapt(state: dict[str, torch.Tensor], network: "Network") -> dict[str, torch.Tensor]:
     """The official state with its position table resized, bilinearly as the official code does."""
     _vit.resize_positions(state, network, "bilinear", network.options.grid)
     return state

@@ -4,11 +4,16 @@ Norms, softmax, activations, sums and resizing hold no products and are left out
 the published one's weights are made once, and are left out, too.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from tilewright.masks import segformer as segformer_sizes
 from tilewright.masks import swin as swin_sizes
-from tilewright.networks.path import scaled
+from tilewright.networks.path import Path, scaled
+
+if TYPE_CHECKING:
+    from tilewright.networks import segformer as of_segformer
+    from tilewright.networks import swin as of_swin
 
 
 class Layer(NamedTuple):
@@ -26,17 +31,17 @@ class Layer(NamedTuple):
     taps: int = 1
 
     @property
-    def macs(self):
+    def macs(self) -> int:
         """Multiplications, each with its addition, for one image."""
         return self.pixels * self.inputs * self.outputs * self.taps
 
 
-def macs(layers):
+def macs(layers: Iterable[Layer]) -> int:
     """Multiplications of all `layers` for one image."""
     return sum(layer.macs for layer in layers)
 
 
-def segformer(options, path) -> list:
+def segformer(options: "of_segformer.Options", path: Path) -> list:
     """The layers of a path of a SegFormer, in the order in which they run."""
     size, sizes = segformer_sizes.VARIANTS[options.variant], segformer_sizes
     grids = sizes.grids(scaled(options.pixels, path.scale))
@@ -72,7 +77,7 @@ def segformer(options, path) -> list:
     return [*found, Layer("decode_head.linear_pred", "conv", first, outputs, options.num_classes)]
 
 
-def swin(options, path) -> list:
+def swin(options: "of_swin.Options", path: Path) -> list:
     """The layers of a path of a Swin with UPerNet. Attention is that of whole windows, padding included."""
     size, sizes = swin_sizes.VARIANTS[options.variant], swin_sizes
     grids = sizes.grids(options.pixels)

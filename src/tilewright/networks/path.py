@@ -9,6 +9,8 @@ layer: `networks.layers`.
 import itertools
 import numbers
 import re
+from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -22,6 +24,23 @@ CHANNELS = 16
 # Sides of the input, as shares: those that are enumerated. A path may have any other from 0 to 1.
 SCALES = (1.0, 0.75, 0.5)
 _KNOBS = {"levels": str, "scale": float, "decoder": str, "fuse": int, "width": int}
+
+
+class Options(Protocol):
+    """What a network that takes paths says of itself, see the module; ``least``: fewest pixels of a side."""
+
+    @property
+    def pixels(self) -> tuple[int, int]: ...  # noqa: D102
+    @property
+    def depths(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def channels(self) -> int: ...  # noqa: D102
+    @property
+    def decoder(self) -> str: ...  # noqa: D102
+    @property
+    def knobs(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def least(self) -> int: ...  # noqa: D102
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +83,7 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"path: expected {knob} of a multiple of {CHANNELS} channels, found {found}")
 
     @classmethod
-    def full(cls, options):
+    def full(cls, options: Options) -> "Path":
         """The path of a network that leaves nothing out."""
         return cls(tuple("1" * depth for depth in options.depths), decoder=options.decoder)
 
@@ -73,7 +92,7 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Number of the last stage that runs, from 1."""
         return int(self.levels[-1])
 
-    def __str__(self):
+    def __str__(self) -> str:
         knobs = {knob: str(getattr(self, knob)).removesuffix(".0") for knob in _KNOBS}
         return " ".join((".".join(self.blocks), *(f"{knob}={x}" for knob, x in knobs.items() if x != "None")))
 
@@ -88,24 +107,24 @@ class Stages:
     def __init__(self):
         self._path, self._given = None, []
 
-    def begun(self, path):
+    def begun(self, path: Path) -> list:
         """A list of what the first stages gave, as many as `path` begins with: of the same blocks and size."""
         if self._path is None or self._path.scale != path.scale:
             return []
         pairs = zip(self._path.blocks[: len(self._given)], path.blocks[: path.last], strict=False)
         return self._given[: sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))]
 
-    def keep(self, path, given) -> None:
+    def keep(self, path: Path, given: list) -> None:
         """Remember what each stage that `path` runs gave."""
         self._path, self._given = path, given
 
 
-def shared(found) -> list:
+def shared(found: Iterable[Path]) -> list:
     """Paths in an order in which those that begin with the same stages follow each other."""
     return sorted(found, key=lambda path: (path.scale, path.blocks))
 
 
-def parse(text: str, options):
+def parse(text: str, options: Options) -> Path:
     """The `Path` of a network that `text` states, such as ``3.1011.110111.110 levels=1234 scale=0.75``.
 
     As many 0s and 1s as a stage has blocks say which are kept, any other number how many, from the front. What is not
@@ -129,7 +148,7 @@ def parse(text: str, options):
     return checked(Path(blocks, **{"decoder": options.decoder, **fields}), options)
 
 
-def checked(path, options):
+def checked(path: Path, options: Options) -> Path:
     """`path`, where the network of `options` has it; raises `ConfigError` otherwise."""
     if not isinstance(path, Path):
         raise ConfigError(f"path: expected a Path or its text, found {arguments.shown(path)}")
@@ -152,7 +171,7 @@ def checked(path, options):
     return path
 
 
-def scaled(pixels, scale: float) -> tuple:
+def scaled(pixels: tuple[int, int], scale: float) -> tuple:
     """Height and width of images of ``(height, width)`` pixels at a scale."""
     return tuple(int(side * scale + 0.5) for side in pixels)
 

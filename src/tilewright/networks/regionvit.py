@@ -58,13 +58,13 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"image_size: expected at least a patch of {PATCH}, found {self.size_name}")
 
 
-def name(options) -> str:
+def name(options: Options) -> str:
     """The network's name in files and figures, e.g. ``regionvit-tiny-224``, ``regionvit-small-384-w14-peg``."""
     window = "" if options.window == 7 else f"-w{options.window}"
-    return f"regionvit-{options.variant}-{options.size_name}{window}{'-peg' * options.peg}"
+    return f"regionvit-{options.variant}-{options.size_name}{window}{'-peg' * bool(options.peg)}"
 
 
-def adapt(state: dict[str, torch.Tensor], network: nn.Module):
+def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict[str, torch.Tensor]:
     """Drop the projections' second name and resize what depends on the window, both as the public tools do."""
     for key in [key for key in state if ".proj_cls." in key]:
         twin = state.get(key.replace(".proj_cls.", ".proj."))
@@ -91,11 +91,11 @@ def _bicubic(x, side):
 class Network(_parameters.Counted):
     """RegionViT; see the contract of `tilewright.networks`."""
 
-    def __init__(self, options, attention):
+    def __init__(self, options: Options, attention: str):
         """Draw random weights, in the main as the public code does (it cuts the normals off at 100 deviations)."""
         super().__init__()
         self.options = options
-        w = options.window
+        w: int = options.window  # type: ignore[assignment]  # the options have set it
         depths, stem = SIZES[options.variant]
         heads = pattern.HEADS[options.variant]
         width = heads * pattern.HEAD_DIM

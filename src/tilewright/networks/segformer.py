@@ -11,7 +11,7 @@ import copy
 import logging
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from tilewright.core.errors import ConfigError, Unavailable
 from tilewright.masks import segformer as pattern
 from tilewright.networks import _maps, _parameters, _precision, _vit, attentions
 from tilewright.networks.layers import segformer as layers
-from tilewright.networks.path import DECODERS, LEVELS, Path, checked, parse, scaled
+from tilewright.networks.path import DECODERS, LEVELS, Path, Stages, checked, parse, scaled
 
 __all__ = ["EXCHANGED", "Network", "Options", "adapt", "layers", "name", "timm_name"]
 
@@ -86,7 +86,7 @@ class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"decoder: expected one of {', '.join(DECODERS)}, found {self.decoder!r}")
 
     @property
-    def channels(self):
+    def channels(self) -> int:
         """Channels of the decoder."""
         return pattern.VARIANTS[self.variant].channels
 
@@ -102,7 +102,7 @@ def timm_name(options: Options) -> str:
     return f"segformer-{options.variant}-finetuned-ade-{side}-{side}"
 
 
-def adapt(state: dict[str, torch.Tensor], network: nn.Module):
+def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict[str, torch.Tensor]:
     """The state of the official code, whole or of a backbone alone, or of `transformers`, under the official names."""
     if any(".convs." in key or ".fusion_conv." in key for key in state if key.startswith("decode_head.")):
         raise ValueError(
@@ -144,7 +144,7 @@ class Folded(NamedTuple):
 class Network(_parameters.Counted):
     """Images [B, 3, H, W] to maps [B, num_classes, ceil(H / 4), ceil(W / 4)] of logits, in the network's type."""
 
-    def __init__(self, options: Options, attention):
+    def __init__(self, options: Options, attention: str):
         """Random weights, drawn as published. attention: ``dense`` or ``native``, which are the same here."""
         super().__init__()
         self.options, self.attention = options, attention
@@ -156,7 +156,9 @@ class Network(_parameters.Counted):
         nn.init.normal_(self.decode_head.linear_pred.weight, std=0.01)
 
     @_precision.checked
-    def forward(self, images: torch.Tensor, path=None, folded=None, stages=None) -> torch.Tensor:
+    def forward(
+        self, images: torch.Tensor, path: Path | str | None = None, folded: Any = None, stages: Stages | None = None
+    ) -> torch.Tensor:
         """Images [B, 3, H, W] to maps of logits.
 
         path: a `Path`, or its text, which a compiler does not read; None runs everything. folded: what `fold` returned
@@ -174,13 +176,13 @@ class Network(_parameters.Counted):
         maps = self.decode_head(self.backbone(images, path, stages), path, folded)
         return maps if path.scale == 1 else _maps.resized(maps, pattern.grids(self.options.pixels)[0])
 
-    def path(self, path=None):
+    def path(self, path: Path | str | None = None) -> Path:
         """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""
         if path is None:
             return self._full
         return parse(path, self.options) if isinstance(path, str) else checked(path, self.options)
 
-    def set_drop_path(self, rate) -> None:
+    def set_drop_path(self, rate: float) -> None:
         """In training, have images leave out branches of blocks: from the first block 0 to the last a share `rate`."""
         blocks = [module for module in self.modules() if isinstance(module, _Block)]
         for block, share in zip(
@@ -189,7 +191,7 @@ class Network(_parameters.Counted):
             block.drop_path = share
 
     @contextlib.contextmanager
-    def parts_compiled(self, **options: Options) -> Iterator[None]:
+    def parts_compiled(self, **options: Any) -> Iterator[None]:
         """Within, each block and the decoder are compiled by ``torch.compile(**options)``.
 
         Paths share these parts; compiled whole, each set of blocks would be compiled by itself.
@@ -201,7 +203,7 @@ class Network(_parameters.Counted):
             for part in self._parts():
                 vars(part).pop("forward", None)
 
-    def compiled(self, **options: Options):
+    def compiled(self, **options: Any) -> "Network":
         """This network with the very same weights, its parts compiled as in `parts_compiled`, for as long as it lives.
 
         Kernels that were chosen are its own from then on.
@@ -219,7 +221,7 @@ class Network(_parameters.Counted):
             # Of this module alone, before that of its class; `Module.compile` has no way back.
             part.forward = torch.compile(part.forward, **options)
 
-    def fold(self, path=None):
+    def fold(self, path: Path | str | None = None) -> Folded | tuple | None:
         """What the decoder of a path makes of the weights and the batch norm's statistics, as they are now.
 
         `Folded`, the weights of the channels that a published decoder keeps, or None where that keeps all.

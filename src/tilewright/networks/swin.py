@@ -14,7 +14,7 @@ from tilewright.graph import from_distinct_rows
 from tilewright.masks import swin as pattern
 from tilewright.networks import _maps, _parameters, _precision, _sites, _vit, attentions
 from tilewright.networks.layers import swin as layers
-from tilewright.networks.path import Path, checked, parse
+from tilewright.networks.path import Path, Stages, checked, parse
 
 __all__ = ["EXCHANGED", "Network", "Options", "adapt", "layers", "name"]
 
@@ -74,7 +74,7 @@ def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict:
 class Network(_parameters.Counted):
     """Images [B, 3, H, W] to maps [B, num_classes, ceil(H / 4), ceil(W / 4)] of logits, in the network's type."""
 
-    def __init__(self, options: Options, attention):
+    def __init__(self, options: Options, attention: str):
         """Random weights, drawn as published. attention: of `attentions.NAMES`."""
         super().__init__()
         self.options = options
@@ -85,7 +85,9 @@ class Network(_parameters.Counted):
         nn.init.normal_(self.decode_head.conv_seg.weight, std=0.01)
 
     @_precision.checked
-    def forward(self, images: torch.Tensor, path=None, stages=None) -> torch.Tensor:
+    def forward(
+        self, images: torch.Tensor, path: Path | str | None = None, stages: Stages | None = None
+    ) -> torch.Tensor:
         """Images [B, 3, H, W] to maps of logits. path: a `Path`, or its text; None runs everything. stages:
         `path.Stages` that other paths of the same images left.
 
@@ -94,7 +96,7 @@ class Network(_parameters.Counted):
         path = self.path(path)
         return self.decode_head(self.backbone(images, path, stages), path)
 
-    def path(self, path=None):
+    def path(self, path: Path | str | None = None) -> Path:
         """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""
         if path is None:
             return self._full
@@ -210,7 +212,7 @@ class Windows:
         make = partial(cls, grid, heads, head_dim, attention)
         return make(0), make(pattern.WINDOW // 2)
 
-    def padded(self, x: torch.Tensor):
+    def padded(self, x: torch.Tensor) -> torch.Tensor:
         """A map with zeros to the right and below."""
         below, right = self._padding
         return F.pad(x, (0, right, 0, below)) if below or right else x

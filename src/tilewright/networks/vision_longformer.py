@@ -112,7 +112,7 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
         return shapes
 
 
-def name(options: Options):
+def name(options: Options) -> str:
     """Name of the network in files and figures, e.g. ``vil-tiny-224``; what is not the default follows."""
     parts = ["vil", options.variant, options.size_name]
     parts += [part for part in (options.position, options.window_mode) if part not in (None, "absolute", "chunk")]
@@ -123,7 +123,7 @@ def name(options: Options):
 class Network(_parameters.Counted):
     """Images [B, 3, H, W] to logits [B, classes]; H and W are fixed by the options."""
 
-    def __init__(self, options: Options, attention):
+    def __init__(self, options: Options, attention: str):
         """Random weights, drawn as the public code draws them. attention: of `attentions.NAMES`."""
         super().__init__()
         self.options = options
@@ -155,7 +155,7 @@ class Network(_parameters.Counted):
 class Stage(nn.Sequential):
     """Patch embedding, then blocks of attention and MLP in turn. site: of a sparse stage, else None."""
 
-    def __init__(self, channels, shape, mode, attention):
+    def __init__(self, channels: int, shape: Shape, mode: str, attention: str):
         """A stage of `shape` on images of `channels`."""
         super().__init__(PatchEmbed(channels, shape))
         self.shape = shape
@@ -184,7 +184,7 @@ class Stage(nn.Sequential):
 class PatchEmbed(nn.Module):
     """Image to normed tokens: globals, then the grid by rows, with absolute positions where the stage has them."""
 
-    def __init__(self, channels, shape):
+    def __init__(self, channels: int, shape: Shape):
         """Tokens of `shape` from patches of an image of `channels`."""
         super().__init__()
         self.proj = nn.Conv2d(channels, shape.dim, shape.patch, shape.patch)
@@ -214,7 +214,7 @@ class PatchEmbed(nn.Module):
 class AttentionBlock(nn.Module):
     """Tokens plus attention to them, normed."""
 
-    def __init__(self, dim: int, attention):
+    def __init__(self, dim: int, attention: nn.Module):
         """`attention` on tokens of width `dim`."""
         super().__init__()
         self.norm = nn.LayerNorm(dim, EPS)
@@ -242,7 +242,7 @@ class MlpBlock(nn.Module):
 class RelativePosition(nn.Module):
     """What the attention of both kinds of stages shares: the bias tables, none with absolute position."""
 
-    def __init__(self, shape, reach):
+    def __init__(self, shape: Shape, reach: tuple[int, int]):
         """A table of offsets up to ``reach - 1`` either way, reach: down and across; and terms of the globals."""
         super().__init__()
         self.heads, self.n_global, self.relative = shape.heads, shape.n_global, not shape.absolute
@@ -258,7 +258,7 @@ class RelativePosition(nn.Module):
 class SparseAttention(RelativePosition):
     """Attention over a site's windows and globals."""
 
-    def __init__(self, shape, windows, site):
+    def __init__(self, shape: Shape, windows: Windows, site: _sites.Site):
         """One layer at `site`."""
         super().__init__(shape, (2 * windows.radius, 2 * windows.radius))
         self.query = nn.Linear(shape.dim, shape.dim)
@@ -290,7 +290,7 @@ class SparseAttention(RelativePosition):
 class FullAttention(RelativePosition):
     """Attention of all tokens to all."""
 
-    def __init__(self, shape):
+    def __init__(self, shape: Shape):
         """One layer of a stage of `shape`."""
         super().__init__(shape, shape.grid)
         self.qkv = nn.Linear(shape.dim, 3 * shape.dim)
@@ -334,7 +334,7 @@ def _draw(module):
         nn.init.zeros_(module.bias)
 
 
-def adapt(state: dict[str, torch.Tensor], network: nn.Module):
+def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict[str, torch.Tensor]:
     """A published checkpoint's tensors for `network`: aliases dropped, position tables resized as the public code does.
 
     Tensors of an alias that differ from the projection they stand for stay in, and so does all that is unknown.

@@ -8,7 +8,7 @@ import contextlib
 import copy
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -120,7 +120,7 @@ def name(options: Options) -> str:
     return f"wan-{options.variant}-{options.resolution}-{options.frames}f"
 
 
-def adapt(state: dict[str, torch.Tensor], network: nn.Module):
+def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict[str, torch.Tensor]:
     """The official state, or that of diffusers' `WanTransformer3DModel`, under this network's names, which are the
     official ones."""
     if not any(key.startswith("condition_embedder.") for key in state):
@@ -128,7 +128,7 @@ def adapt(state: dict[str, torch.Tensor], network: nn.Module):
     return _renamed(state, *({theirs: ours for ours, theirs in names.items()} for names in (_OUTSIDE, _INSIDE)))
 
 
-def diffusers_state(state: dict[str, torch.Tensor]):
+def diffusers_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A state under the official names as diffusers' `WanTransformer3DModel` names it."""
     return _renamed(state, _OUTSIDE, _INSIDE)
 
@@ -367,7 +367,9 @@ class Network(nn.Module):
         self.attention, self.settings, self.order = attention, chosen, order
         self._makes, self._clips = member.Attention, {}
 
-    def with_attention(self, attention, settings=None, order=None):
+    def with_attention(
+        self, attention: str, settings: dict[str, Any] | None = None, order: str | None = None
+    ) -> "Network":
         """This very network, its weights shared, with another attention or order; arguments as of the class."""
         other = copy.copy(self)
         other._attend_by(attention, settings, order)
@@ -397,7 +399,7 @@ class Network(nn.Module):
         return self._clips[grid, device]
 
     @contextlib.contextmanager
-    def observed(self, latents: torch.Tensor, seen) -> Iterator[None]:
+    def observed(self, latents: torch.Tensor, seen: Callable) -> Iterator[None]:
         """Call ``seen(layer, q, k, v, out)`` after each attention [B, H, N, D] of clips like `latents`, in the order in
         which tokens stand. For layers that are not compiled."""
         layers = self.clip(pattern.grid(latents.shape), latents.device).layers
@@ -426,7 +428,7 @@ class Network(nn.Module):
         back = torch.argsort(order)
         return _Clip(layers, now, order.to(device), back.to(device), [x[order].to(device) for x in angles])
 
-    def compile_layers(self, **options: Options) -> "Network":
+    def compile_layers(self, **options: Any) -> "Network":
         """Compile each layer by ``torch.compile(**options)``, in place, as a whole but for a stateful attention.
 
         Unlike the whole network compiled, it is not compiled again for each step of such an attention. Returns itself.
@@ -474,11 +476,11 @@ class Network(nn.Module):
         *,
         steps: int = 50,
         guidance: float | None = None,
-        negative=None,
+        negative: torch.Tensor | None = None,
         seed: int = 0,
         batch: int | None = None,
         shape: tuple[int, ...] | None = None,
-        shift=None,
+        shift: float | None = None,
         noise: torch.Tensor | None = None,
     ) -> Sample:
         """A `Sample`: clips made of noise by rectified flow in Euler's steps, the same for the same seed on any device.

@@ -55,7 +55,7 @@ def count(maps, labels, tops, downs, lefts, alongs, counts):
             counts[label, found] += 1
 
 
-def places(side, whole):
+def places(side: int, whole: int) -> tuple[np.ndarray, np.ndarray]:
     """Of `whole` pixels the neighbour before each, int64, and how far behind it they lie, float32, among `side`."""
     at = np.maximum((np.arange(whole) + 0.5) * (side / whole) - 0.5, 0)
     before = np.minimum(at.astype(np.int64), side - 1)

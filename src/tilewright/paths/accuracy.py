@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, product
 
 import numpy as np
+import numpy.typing as npt
 from scipy import optimize
 
 from tilewright.core.errors import ConfigError
@@ -60,7 +61,7 @@ class Losses:
     shared: bool = False
     held: Mapping[Path, float] = field(default_factory=dict, repr=False)
 
-    def loss(self, skips) -> np.ndarray:
+    def loss(self, skips: npt.ArrayLike) -> np.ndarray:
         """float64 [...]: predicted losses of skips, bool [..., blocks], on the scale of `link`."""
         skips, form = np.asarray(skips, dtype=np.float64), np.diag(self.single)
         for (i, j), loss in zip(self.pairs, self.pair, strict=True):
@@ -72,7 +73,7 @@ class Losses:
         """What cross-validation chose, in words."""
         return ", ".join((self.chosen, self.link, *(("shared",) if self.shared else ())))
 
-    def accuracies(self, skips) -> np.ndarray:
+    def accuracies(self, skips: npt.ArrayLike) -> np.ndarray:
         """float64 [...]: predicted accuracies of skips, bool [..., blocks]."""
         return from_scale(on_scale(self.accuracy, self.link) - self.loss(skips), self.link)
 
@@ -112,7 +113,7 @@ def alike(known: Mapping[Path, Mapping[Path, float]]) -> list[list[Path]]:
     return list(found.values())
 
 
-def folds_of(skips, seed: int) -> np.ndarray:
+def folds_of(skips: np.ndarray, seed: int) -> np.ndarray:
     """int [paths]: in which of at most `FOLDS` folds each path is, whose skips are bool [paths, blocks].
 
     A set of blocks is held out of all bases at once: what another base says of it is not known, either.
@@ -213,22 +214,23 @@ def _shared(problems, taken):
     return _solved(columns, losses, SHARED_RIDGE)
 
 
-def on_scale(accuracy, link: str):
+def on_scale(accuracy: npt.ArrayLike, link: str) -> np.ndarray:
     """Where an accuracy stands on a scale of `LINKS`."""
     if link == "identity":
-        return accuracy
+        return np.asarray(accuracy)
     known = np.clip(accuracy, LEAST, 1 - LEAST)
     return np.log(known) if link == "log" else np.log(known / (1 - known))
 
 
-def from_scale(value, link: str):
+def from_scale(value: npt.ArrayLike, link: str) -> np.ndarray:
     """The accuracy at a value on a scale: the inverse of `on_scale`."""
+    value = np.asarray(value)
     if link == "identity":
         return value
     return np.exp(value) if link == "log" else 1 / (1 + np.exp(-value))
 
 
-def slope(accuracy, link: str):
+def slope(accuracy: npt.ArrayLike, link: str) -> np.ndarray:
     """What a step on a scale is in accuracy, there."""
     if link == "identity":
         return np.ones_like(accuracy)

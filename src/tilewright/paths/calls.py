@@ -27,7 +27,15 @@ class Calls:
     short, since it is what delays a call: a kernel of our own copies the images, and no context is entered.
     """
 
-    def __init__(self, network, paths: Mapping[str, Path], *, batch: int = 1, folded=None, compiled: bool = False):
+    def __init__(
+        self,
+        network: Any,
+        paths: Mapping[str, Path],
+        *,
+        batch: int = 1,
+        folded: Mapping[str, Any] | None = None,
+        compiled: bool = False,
+    ):
         """paths: by the text that they are called by. folded: ``{text: Folded}`` of paths with statistics of their own;
         other decoders are folded here, once. compiled: whether torch compiles blocks and decoders first, which paths
         share; the network itself stays as it is.
@@ -55,7 +63,7 @@ class Calls:
                     for text in self.paths:
                         self._called(text, self.images)
 
-    def __call__(self, text: str, images: torch.Tensor):
+    def __call__(self, text: str, images: torch.Tensor) -> torch.Tensor:
         """Maps of images by a path, in memory that the next call overwrites on a GPU. Nothing waits on the host.
 
         Raises `PatternError` for images of another shape.
@@ -73,7 +81,7 @@ class Calls:
         self._graphs[text].replay()
         return self.maps
 
-    def run(self, text: str):
+    def run(self, text: str) -> torch.Tensor:
         """Maps of the images that were there last, see `show`: a replay on the current stream, or a call."""
         if self.stream is None:
             return self._called(text, self.images)

@@ -1,29 +1,42 @@
 """How well a network labels the images of a source: a confusion of labels, and what follows from it."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from tilewright.core.errors import ConfigError
+from tilewright.networks.path import Path
 
 # Images that are labelled at once.
 BATCH = 16
 
 
+class Source(Protocol):
+    """Images and what they show. task: ``maps`` of labels, or ``classes``, whose names are `classes`."""
+
+    task: str
+    classes: Sequence[str]
+
+    def read(
+        self, split: str, indices: Sequence[int], size: int | tuple[int, int], device: torch.device | str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images float32 [n, 3, H, W] of a split on `device`, and their labels."""
+
+
 @torch.inference_mode()
 def confusion(
-    network,
-    source,
+    network: Any,
+    source: Source,
     split: str,
     indices: Sequence[int],
     *,
-    path: str | Path | None = None,
-    folded=None,
+    path: Path | str | None = None,
+    folded: Any = None,
     batch: int = BATCH,
-):
+) -> np.ndarray:
     """int64 [classes, classes]: pixels of each label (rows) that a network gives each label (columns), as NumPy.
 
     Images have the network's size, on its device; its maps are resized to theirs, bilinear, before the largest logit is
@@ -43,7 +56,7 @@ def confusion(
     return total.cpu().numpy()
 
 
-def counted(maps, labels, classes):
+def counted(maps: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
     """int64 [classes, classes] of logits float32 [B, classes, h, w] and labels uint8 [B, H, W]: see `confusion`."""
     if maps.is_cpu:
         return _on_host(maps, labels)
@@ -81,7 +94,7 @@ def mean_iou(confusion: np.ndarray) -> float:
 
 
 @torch.inference_mode()
-def accuracy(network, source, split: str, indices: Sequence[int], *, batch: int = BATCH) -> float:
+def accuracy(network: Any, source: Source, split: str, indices: Sequence[int], *, batch: int = BATCH) -> float:
     """Share of a source's images, of task ``classes``, that a network names right. Raises as `confusion` does."""
     _checked(network, source, "classes")
     weight, right = next(network.parameters()), 0

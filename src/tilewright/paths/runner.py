@@ -1,9 +1,9 @@
 """A network that meets a budget in every call: the paths of a table, with the same weights."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -61,7 +61,7 @@ class Picker:
             raise ConfigError("price: expected a rehearsal of paths whose mean IoU is known first, found none")
         return self.odds.pick(room, price) or self.table.select(room, late=self.late)
 
-    def run(self, entry: Entry, images: torch.Tensor):
+    def run(self, entry: Entry, images: torch.Tensor) -> torch.Tensor:
         """Maps of images [batch, 3, H, W] by an `entry` of the table.
 
         Raises `PatternError` for a second caller, and what the call raises.
@@ -79,7 +79,9 @@ class Picker:
         finally:
             self._turn.release()
 
-    def times(self, images: torch.Tensor, count: int = SAMPLES, *, seed: int = 0, beside=None) -> dict[str, np.ndarray]:
+    def times(
+        self, images: torch.Tensor, count: int = SAMPLES, *, seed: int = 0, beside: Callable[[], None] | None = None
+    ) -> dict[str, np.ndarray]:
         """``{text: float64 [count]}`` microseconds of calls of each path of the table, see `calls.samples`.
 
         images: [n, 3, H, W], of which each call takes the next `batch`.
@@ -121,7 +123,16 @@ class Runner(Picker):
     not wait. One thread and one stream at a time may call.
     """
 
-    def __init__(self, network, table: Table, *, batch: int = 1, margin: float = 0.0, late: str = "error", folded=None):
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        table: Table,
+        *,
+        batch: int = 1,
+        margin: float = 0.0,
+        late: str = "error",
+        folded: Mapping[str, Any] | None = None,
+    ):
         """Capture the paths of `table`.
 
         network: on its device, in its type, for inference; decoders are folded here, so that later changes of weights
@@ -153,7 +164,9 @@ class Runner(Picker):
         super().__init__(calls, table, margin=margin, late=late)
         self.network = network
 
-    def __call__(self, images: torch.Tensor, budget_us: float, *, price: float | None = None):
+    def __call__(
+        self, images: torch.Tensor, budget_us: float, *, price: float | None = None
+    ) -> tuple[torch.Tensor, Told]:
         """``(maps, told)`` of images [batch, 3, H, W] within a budget in microseconds; see the class.
 
         price: see `pick`, whose errors it raises, besides `PatternError` for images of another shape and for a second

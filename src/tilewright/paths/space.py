@@ -5,19 +5,20 @@ out is its skips, a boolean for each block that may be skipped, in the order of 
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.networks.path import Path, checked
+from tilewright.networks.path import Options, Path, checked
 
 # Sets of blocks beyond these are not listed: 2 ** 20.
 MOST_BLOCKS = 20
 
 
-def bases(options, knobs: dict[str, Sequence]) -> list[Path]:
+def bases(options: Options, knobs: dict[str, Sequence]) -> list[Path]:
     """The bases that lists of values make, of `knobs` such as ``{"levels": ["1234", "123"], "scale": [1.0, 0.75]}``.
 
     The full path comes first where the lists begin with its values. Raises `ConfigError` for what the network lacks.
@@ -30,7 +31,7 @@ def bases(options, knobs: dict[str, Sequence]) -> list[Path]:
     return [base_of(checked_path(full, dict(zip(knobs, values, strict=True)), options)) for values in made]
 
 
-def checked_path(path: Path, fields: dict, options) -> Path:
+def checked_path(path: Path, fields: dict, options: Options) -> Path:
     """`path` with other `fields`, where the network has it."""
     return checked(msgspec.structs.replace(path, **fields), options)
 
@@ -50,7 +51,7 @@ def skips(path: Path) -> np.ndarray:
     return np.array([path.blocks[stage][block] == "0" for stage, block in free(path)], dtype=bool)
 
 
-def with_skips(base: Path, skipped) -> Path:
+def with_skips(base: Path, skipped: Iterable[Any]) -> Path:
     """The path of a base that skips the blocks where `skipped` is true; blocks of stages behind the last are kept."""
     stages = [list(stage) for stage in base_of(base).blocks]
     for (stage, block), skip in zip(free(base), skipped, strict=True):

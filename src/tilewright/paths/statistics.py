@@ -5,12 +5,14 @@ on images without labels; weights stay as they are (Yu et al., "Slimmable Neural
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tilewright.core.errors import ConfigError
+from tilewright.networks.path import Path
+from tilewright.paths.evaluation import Source
 
 BATCH = 16
 
@@ -23,14 +25,22 @@ class Statistics(NamedTuple):
 
 
 @torch.no_grad()
-def measured(network, source, split: str, indices: Sequence[int], *, path=None, batch: int = BATCH) -> Statistics:
+def measured(
+    network: Any,
+    source: Source,
+    split: str,
+    indices: Sequence[int],
+    *,
+    path: Path | str | None = None,
+    batch: int = BATCH,
+) -> Statistics:
     """`Statistics` of a path over images of a source, pixel by pixel; labels are not looked at.
 
     Raises `ConfigError` for a path that keeps some of the decoder's channels, or a network without such a norm.
     """
-    norm, path = _norm(network), network.path(path)
-    if path.fuse is not None or path.width is not None:
-        raise ConfigError(f"path: expected one with all channels of its decoder, found {path}")
+    norm, wanted = _norm(network), network.path(path)
+    if wanted.fuse is not None or wanted.width is not None:
+        raise ConfigError(f"path: expected one with all channels of its decoder, found {wanted}")
     weight, head = next(network.parameters()), network.decode_head
     sums = torch.zeros(2, len(norm.running_mean), dtype=torch.float64, device=weight.device)
     count = 0
@@ -52,7 +62,7 @@ def measured(network, source, split: str, indices: Sequence[int], *, path=None, 
     try:
         for lo in range(0, len(indices), batch):
             images, _ = source.read(split, indices[lo : lo + batch], network.options.pixels, weight.device)
-            network(images.to(weight.dtype), path)
+            network(images.to(weight.dtype), wanted)
     finally:
         hook.remove()
         head.train(trained)
@@ -63,7 +73,7 @@ def measured(network, source, split: str, indices: Sequence[int], *, path=None, 
 
 
 @torch.no_grad()
-def use(network, statistics: Statistics) -> None:
+def use(network: torch.nn.Module, statistics: Statistics) -> None:
     """Have the decoder's batch norm compute with `statistics` from now on."""
     norm = _norm(network)
     norm.running_mean.copy_(statistics.mean)
@@ -73,7 +83,7 @@ def use(network, statistics: Statistics) -> None:
 
 
 @torch.no_grad()
-def folded(network, statistics: Statistics, path=None):
+def folded(network: Any, statistics: Statistics, path: Path | str | None = None) -> Any:
     """The folded decoder of a path with `statistics` of its own, as ``network(images, path, folded)`` takes it."""
     norm = _norm(network)
     kept = [x.clone() for x in norm.buffers()]

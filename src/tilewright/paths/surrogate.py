@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 from scipy import linalg, optimize
 from threadpoolctl import threadpool_limits
 
@@ -51,7 +52,7 @@ class Surrogate:
 
     form = "Gaussian process"
 
-    def accuracies(self, skips) -> np.ndarray:
+    def accuracies(self, skips: npt.ArrayLike) -> np.ndarray:
         """float64 [paths]: predicted accuracies of skips, bool [paths, blocks]."""
         skips = np.asarray(skips, dtype=np.float64)
         asked = _Paths.of(self.base, np.full(len(skips), self._place), skips, self._known.apart)
@@ -63,7 +64,9 @@ class Surrogate:
         return float(self.accuracies(space.skips(path)[None])[0])
 
 
-def closest(forms: Mapping[Path, Losses], known, *, seed: int = 0) -> dict[Path, Losses | Surrogate]:
+def closest(
+    forms: Mapping[Path, Losses], known: Mapping[Path, Mapping[Path, float]], *, seed: int = 0
+) -> dict[Path, Losses | Surrogate]:
     """For each base of `known`, as `fits` takes it, its form or its `Surrogate`, whichever errs less where paths are
     held out: a process takes more paths than a form."""
     others = fits(known, seed=seed)

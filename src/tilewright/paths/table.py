@@ -179,7 +179,7 @@ class Table:
             )
         return self.rows[at]
 
-    def check(self, **asked) -> None:
+    def check(self, **asked: Any) -> None:
         """Raise `ConfigError` unless each field of `Entry` that is stated has this value, e.g. ``dtype="bfloat16"``."""
         for field, value in asked.items():
             if (found := getattr(self.rows[0], field)) != value:

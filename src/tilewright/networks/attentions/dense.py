@@ -23,12 +23,12 @@ MASK_SHARE = 1 / 4
 MASK_ENTRIES = (1 << 31) - 1
 
 
-def order(site: "Site"):
+def order(site: "Site") -> None:
     """Tokens stay in the model's order."""
     return None
 
 
-def prepare(site: "Site", bias, dtype: torch.dtype, device) -> Callable:
+def prepare(site: "Site", bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device) -> Callable:
     """Rows of the mask, bias included, are made as they are needed, so that any image size fits the memory."""
     graph = site.graph
     heads = 1 if bias is None else len(bias)
@@ -55,7 +55,7 @@ def prepare(site: "Site", bias, dtype: torch.dtype, device) -> Callable:
     return run
 
 
-def taking(site: "Site", dtype: torch.dtype, device: torch.device | str) -> Callable:
+def taking(site: "Site", dtype: torch.dtype, device: torch.device) -> Callable:
     """The mask is made in every call, and gradients pass through it."""
 
     @torch.compiler.disable

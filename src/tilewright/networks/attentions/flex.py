@@ -1,10 +1,14 @@
 """FlexAttention, compiled, in the form that is fastest at a site, with the bias as its ``score_mod``."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tilewright.networks import _sites
 from tilewright.networks.attentions import tilewright
 from tilewright.torch_attention import flex
+
+if TYPE_CHECKING:
+    import torch
 
 TRACED = "operator"
 
@@ -12,21 +16,23 @@ TRACED = "operator"
 order = tilewright.order
 
 
-def prepare(site, bias, dtype, device) -> Callable:
+def prepare(site: _sites.Site, bias: "torch.Tensor | None", dtype: "torch.dtype", device: "torch.device") -> Callable:
     """The first call with tokens of a shape compiles and times all forms of `torch_attention.flex`, once a site.
 
     Raises what these raise.
     """
+    own = None
+    index: Any = site.bias_index
     if bias is not None:
         # The tables of bias indices go to the device now: compiled code cannot bring them there.
         at = _sites.resident(site, "order", device)
-        site.bias_index(at[:1], at[:1])
-        bias = flex.Bias(bias.to(device, dtype), lambda rows, cols: site.bias_index(at[rows], at[cols]))
+        index(at[:1], at[:1])
+        own = flex.Bias(bias.to(device, dtype), lambda rows, cols: index(at[rows], at[cols]))
     made = {}
 
     def form(variant):
         if variant not in made:
-            setting = {"dtype": dtype, "device": device.type, "variant": variant, "bias": bias}
+            setting = {"dtype": dtype, "device": device.type, "variant": variant, "bias": own}
             made[variant] = flex.prepare(site.ordered, max_bytes=1 << 32, **setting)
         return made[variant]
 

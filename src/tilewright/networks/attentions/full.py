@@ -3,6 +3,7 @@
 Not the same logits: weights of a sparse network do not mean these. It says what the pattern saves.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
@@ -15,16 +16,16 @@ if TYPE_CHECKING:
 TRACED = "everything"
 
 
-def order(site: "Site"):
+def order(site: "Site") -> None:
     """Tokens stay in the model's order."""
     return None
 
 
-def prepare(site: "Site", bias, dtype: "torch.dtype", device: "torch.device | str"):
+def prepare(site: "Site", bias: "torch.Tensor | None", dtype: "torch.dtype", device: "torch.device | str") -> Callable:
     """Torch's own attention, which no mask slows down."""
     return F.scaled_dot_product_attention
 
 
-def taking(site: "Site", dtype: "torch.dtype", device: "torch.device | str"):
+def taking(site: "Site", dtype: "torch.dtype", device: "torch.device | str") -> Callable:
     """Likewise: a bias has no part in it."""
     return lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v)

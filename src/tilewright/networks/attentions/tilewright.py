@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -29,7 +30,7 @@ def order(site: _sites.Site) -> torch.Tensor:
     return torch.from_numpy(np.asarray(ordered.row_order, np.int64))
 
 
-def prepare(site: _sites.Site, bias, dtype: torch.dtype, device):
+def prepare(site: _sites.Site, bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device) -> Callable:
     """The site's plan, with the layer's bias, for tokens in its order."""
     found = _plan(site, dtype, device)
     if bias is not None:
@@ -43,7 +44,7 @@ def prepare(site: _sites.Site, bias, dtype: torch.dtype, device):
     return attend if whole(device.type) else partial(_sites.without_backward, attend)
 
 
-def taking(site: _sites.Site, dtype: torch.dtype, device):
+def taking(site: _sites.Site, dtype: torch.dtype, device: torch.device) -> Callable | None:
     """The site's plan, which takes the values of the bias in each call."""
     if not backends.differentiates_bias(device.type):
         return None

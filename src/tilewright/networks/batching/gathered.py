@@ -1,13 +1,16 @@
 """Kept tokens alone, in a dense batch without a mask: for images that keep equal numbers, as DynamicViT's and EViT's
 own code has it."""
 
+import torch
+
 from tilewright.core.errors import Unavailable
 from tilewright.networks._layouts import Rectangle
+from tilewright.packed.pruners import Choice
 
 ROOM = None
 
 
-def narrow(x, layout, choice, *_: None):
+def narrow(x: torch.Tensor, layout: Rectangle, choice: Choice, *_: None) -> tuple[torch.Tensor, Rectangle]:
     """A full rectangle. Raises `Unavailable` where numbers differ; the host asks, unless they are known to be equal."""
     length = choice.most
     if choice.least != choice.most:

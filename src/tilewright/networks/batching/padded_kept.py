@@ -3,11 +3,12 @@
 import torch
 
 from tilewright.networks._layouts import Rectangle
+from tilewright.packed.pruners import Choice
 
 ROOM = "even"
 
 
-def narrow(x, layout, choice, capacity):
+def narrow(x: torch.Tensor, layout: Rectangle, choice: Choice, capacity: int | None) -> tuple[torch.Tensor, Rectangle]:
     """As many positions as the longest image needs, or as the capacity has for each image; without one the host asks,
     unless it knows how many are kept but for one. Where an image keeps more, all class tokens are NaN."""
     length = choice.most

@@ -1,11 +1,16 @@
 """Kept tokens packed, image after image, and attended by the ragged kernel."""
 
-from tilewright.networks._layouts import Packed
+import torch
+
+from tilewright.networks._layouts import Packed, Rectangle
+from tilewright.packed.pruners import Choice
 
 ROOM = "shared"
 
 
-def narrow(x, layout, choice, capacity, packed=Packed):
+def narrow(
+    x: torch.Tensor, layout: Rectangle | Packed, choice: Choice, capacity: int | None, packed: type[Packed] = Packed
+) -> tuple[torch.Tensor, Packed]:
     """Pack, or pack the packed again. packed: the layout to make.
 
     Where each image keeps as many as the host knows, or one less, that is the capacity, and nothing is asked.
@@ -16,4 +21,5 @@ def narrow(x, layout, choice, capacity, packed=Packed):
     elif capacity is not None:
         capacity = min(capacity, bound)
     packing = layout.pack(x, choice.keep, capacity)
+    assert packing.tokens is not None
     return packing.tokens, packed(packing, choice.most, choice.least == choice.most)

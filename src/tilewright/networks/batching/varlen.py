@@ -1,16 +1,12 @@
 """Kept tokens packed, and attended by torch's variable-length FlashAttention; what is not attention is ``ragged``'s."""
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from tilewright.core.errors import Unavailable
-from tilewright.networks._layouts import Packed
+from tilewright.networks._layouts import Packed, Rectangle
 from tilewright.networks.batching import ragged
+from tilewright.packed.pruners import Choice
 from tilewright.torch_attention import kernels, need_gpu
-
-if TYPE_CHECKING:
-    from tilewright.slices.layout import Layout
 
 ROOM = "shared"
 
@@ -21,7 +17,9 @@ class _Flash(Packed):
         return kernels.varlen(q, k, v, self.packing.starts, self.length)
 
 
-def narrow(x: torch.Tensor, layout: "Layout", choice, capacity: int):
+def narrow(
+    x: torch.Tensor, layout: Rectangle | Packed, choice: Choice, capacity: int | None
+) -> tuple[torch.Tensor, Packed]:
     """As `ragged.narrow`. Raises `Unavailable` without a GPU or in float32, which FlashAttention does not know."""
     need_gpu(x.device.type)
     if x.dtype == torch.float32:

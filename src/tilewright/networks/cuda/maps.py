@@ -4,7 +4,7 @@ The contract is that of `networks.backends`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Form(NamedTuple):
     rows: int = 1
     spread: bool = False
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "-".join(map(str, self[:4])) + (f"-{self.rows}" if self.rows > 1 else "") + "-spread" * self.spread
 
 
@@ -111,7 +111,7 @@ COPIED = 4096
 FEW, OF_FEW, OF_MORE = 512, Tile(16, 64, 512, 4), Tile(64, 64, 512, 8)
 
 
-def copier(device):
+def copier(device: torch.device) -> Callable:
     """See `networks.backends`."""
     return launcher.CachedLaunch(_copy, device)
 
@@ -124,12 +124,12 @@ def _copy(out, x):
 def decode(
     maps: Sequence,
     weights: Sequence,
-    bias,
+    bias: torch.Tensor,
     grid: tuple[int, ...],
     classes: torch.Tensor,
     classes_bias: torch.Tensor,
-    form,
-):
+    form: Form,
+) -> torch.Tensor:
     """See `networks.backends`."""
     _check(*maps, *weights, bias, classes, classes_bias)
     channels, (rows, columns) = classes.shape[1], grid
@@ -186,7 +186,9 @@ def _most(block, whole, side):
     return most if math.frexp(side / whole)[0] == 0.5 else min(side, most + 1)
 
 
-def dwconv_gelu(x: torch.Tensor, grid: tuple[int, ...], weight: torch.Tensor, bias, form):
+def dwconv_gelu(
+    x: torch.Tensor, grid: tuple[int, ...], weight: torch.Tensor, bias: torch.Tensor, form: Form
+) -> torch.Tensor:
     """See `networks.backends`."""
     _check(x, weight, bias)
     (batch, tokens, channels), (rows, columns) = x.shape, grid
@@ -203,7 +205,7 @@ def dwconv_gelu(x: torch.Tensor, grid: tuple[int, ...], weight: torch.Tensor, bi
     return out
 
 
-def norm(x: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor, eps: float, form):
+def norm(x: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor, eps: float, form: Apart) -> torch.Tensor:
     """See `networks.backends`."""
     _check(x, gain, offset)
     return _norm(x.contiguous()[None], None, gain, offset, eps, form)
@@ -222,8 +224,15 @@ def _norm(parts, shift, gain, offset, eps, form):
 
 
 def patches(
-    x: torch.Tensor, weight: torch.Tensor, bias, stride: int, gain: torch.Tensor, offset: torch.Tensor, eps: float, form
-):
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    stride: int,
+    gain: torch.Tensor,
+    offset: torch.Tensor,
+    eps: float,
+    form: Apart | Tile,
+) -> torch.Tensor:
     """See `networks.backends`."""
     _check(x, weight, bias, gain, offset)
     if isinstance(form, Apart):
@@ -250,8 +259,14 @@ def patches(
 
 
 def norm_linear(
-    x: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor, eps: float, weight: torch.Tensor, bias, form
-):
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    offset: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    form: Apart | Tile,
+) -> torch.Tensor:
     """See `networks.backends`."""
     _check(x, gain, offset, weight, bias)
     if isinstance(form, Apart):
@@ -275,9 +290,10 @@ def _norm_linear(x, shift, gain, offset, eps, weight, bias, form):
 
 def attention(
     x: torch.Tensor, grid: tuple[int, ...], heads: int, gain: torch.Tensor, offset: torch.Tensor, eps: float,
-    weight: torch.Tensor, bias, conv_weight: torch.Tensor, conv_bias: torch.Tensor, key_gain: torch.Tensor,
-    key_offset: torch.Tensor, key_eps: float, kv_weight: torch.Tensor, kv_bias: torch.Tensor, form,
-):  # fmt: skip
+    weight: torch.Tensor, bias: torch.Tensor, conv_weight: torch.Tensor, conv_bias: torch.Tensor,
+    key_gain: torch.Tensor, key_offset: torch.Tensor, key_eps: float,
+    kv_weight: torch.Tensor, kv_bias: torch.Tensor, form: Apart | Tile,
+) -> torch.Tensor:  # fmt: skip
     """See `networks.backends`."""
     _check(x, gain, offset, weight, bias, kv_weight, kv_bias)
     x, norm = x.contiguous(), (gain, offset)
@@ -342,7 +358,9 @@ def _of_keys(count):
     return OF_FEW if count <= FEW else OF_MORE
 
 
-def linear_add(x: torch.Tensor, weight: torch.Tensor, bias, residual: torch.Tensor, form):
+def linear_add(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, form: Tile
+) -> torch.Tensor:
     """See `networks.backends`."""
     _check(x, weight, bias, residual)
     x, residual, (features, channels) = x.contiguous(), residual.contiguous(), weight.shape

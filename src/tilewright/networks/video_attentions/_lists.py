@@ -8,7 +8,9 @@ from tilewright import slices
 from tilewright.slices.settings import Settings
 
 if TYPE_CHECKING:
-    from tilewright.networks.video_attentions import Video
+    from torch import Tensor
+
+    from tilewright.networks.video_attentions import Call, Video
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -41,7 +43,7 @@ class Attention:
 
     order = None
 
-    def __init__(self, settings, video: "Video"):
+    def __init__(self, settings: StepSettings, video: "Video"):
         """Nothing is prepared: layouts follow from the tensors."""
         self._stated = settings.stated
         steps = settings.steps
@@ -52,7 +54,7 @@ class Attention:
         """Whether lists are kept."""
         return self.steps is not None
 
-    def __call__(self, q, k, v, call):
+    def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor", call: "Call") -> "Tensor":
         """Attend by lists that are predicted now, or were at an earlier step."""
         if self.steps is not None:
             return self.steps(call.layer, call.step, call.branch, q, k, v)

@@ -3,7 +3,6 @@
 Of the kernels that torch has it takes the fastest by itself, cuDNN's on Hopper.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 if TYPE_CHECKING:
     import torch
 
-    from tilewright.networks.video_attentions import Video
+    from tilewright.networks.video_attentions import Call, Video
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +26,6 @@ class Attention:
     def __init__(self, settings: Settings, video: "Video"):
         """Nothing is prepared."""
 
-    def __call__(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", call: Callable) -> "torch.Tensor":
+    def __call__(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", call: "Call | None") -> "torch.Tensor":
         """Attend."""
         return F.scaled_dot_product_attention(q, k, v)

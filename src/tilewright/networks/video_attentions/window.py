@@ -3,7 +3,6 @@
 The tokens stand in the plan's order. The plan is made in the first call and kept on disk, as for other networks.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -14,6 +13,8 @@ from tilewright.networks import _sites
 
 if TYPE_CHECKING:
     import torch
+
+    from tilewright.networks.video_attentions import Call, Video
 
 Size = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -33,13 +34,13 @@ class Attention:
 
     stateful = False
 
-    def __init__(self, settings: Settings, video):
+    def __init__(self, settings: Settings, video: "Video"):
         """The pattern, and its order; planning waits for the first call, which tells type and device."""
         params = window3d.Params(grid=video.grid, window=settings.window, heads=video.heads, head_dim=video.head_dim)
         site = _sites.Site("tilewright", lambda: window3d.graph(params), video.heads, video.head_dim, native=None)
         self.order = site.order
         self._attend = site.layer()
 
-    def __call__(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", call: Callable):
+    def __call__(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", call: "Call | None") -> "torch.Tensor":
         """Attend; all layers share the plan."""
         return self._attend(q, k, v)
