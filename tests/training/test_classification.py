@@ -1,6 +1,7 @@
 """Training of classifiers and of DynamicViT's predictor: what is learned, what is repeatable, what is refused."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,7 @@ import torch
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import _pruned
-from tilewright_study.training import classification
-from tilewright_study.training._pace import Pace, rate
+from tilewright_study.training import _loop, classification
 
 SIZE, CLASSES = 64, 3
 
@@ -83,13 +83,12 @@ def test_the_clock_ends_a_training(tmp_path):
 
 
 def test_rates_rise_and_fall():
-    assert rate(0, 0.1) == 0 and rate(0.05, 0.1) == pytest.approx(0.5)
-    assert rate(0.1, 0.1) == 1 and rate(0.55, 0.1) == pytest.approx(0.5) and rate(1, 0.1) == pytest.approx(0)
-    pace = Pace(steps=4)
-    pace.step = 3
-    assert pace.share() == 0.75
+    found = [_loop.rate(share, 0.1) for share in (0, 0.05, 0.1, 0.55, 1)]
+    assert found == pytest.approx([0, 0.5, 1, 0.5, 0])
+    state = SimpleNamespace(step=3, seconds=8.0)
+    assert _loop.until(state, 4)() == 0.75 and _loop.until(state, 4, 9)() == 8 / 9 and _loop.until(state, 2)() == 1
     with pytest.raises(ConfigError, match="expected a number of steps or of seconds, found neither"):
-        Pace()
+        _loop.until(state)
 
 
 # The predictor

@@ -16,7 +16,7 @@ from tilewright import networks
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.masks import wan as pattern
-from tilewright_study.training import states, video
+from tilewright_study.training import _loop, states, video
 
 ROOT = Path(__file__).parents[2]
 NAME = "wan-tiny-480p-9f"
@@ -78,7 +78,7 @@ def test_a_training_that_stopped_ends_as_one_that_did_not(tmp_path, monkeypatch)
     path, state = tmp_path / "parts.safetensors", tmp_path / "parts.state.safetensors"
     for stop in (2, 5):
         taken = []
-        monkeypatch.setattr(video, "perf_counter", lambda stop=stop, taken=taken: stopping(state, stop, taken))
+        monkeypatch.setattr(_loop, "perf_counter", lambda stop=stop, taken=taken: stopping(state, stop, taken))
         # What goes on is what was written, whatever the network holds.
         stopped = video.train(create(seed=stop - 2), moving, SHORT, path, limit_s=1.0)
         assert not stopped.done and state.exists()
@@ -137,11 +137,11 @@ def test_weights_in_parts_are_those_in_one_file(tmp_path, monkeypatch):
 
 
 def test_progress_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(video, "SHOWN_S", -1.0)
+    monkeypatch.setattr(_loop, "SHOWN_S", -1.0)
     lines = []
     trained = video.train(create(), moving, SHORT, tmp_path / "tiny.safetensors", show=lines.append)
     assert len(lines) == 7
-    assert lines[4].startswith(f"stage 2, step 5 of 7, loss {trained.losses[4]:.3f}, a constant's ")
+    assert lines[4].startswith(f"step 5, 57 %, stage 2, loss {trained.losses[4]:.3f}, a constant's ")
 
 
 def test_trained_networks_sample_clips_of_a_stage(tmp_path):

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import torch
@@ -17,23 +16,16 @@ import torch.nn.functional as F
 
 from tilewright import devices
 from tilewright.core.errors import ConfigError
-from tilewright_study.training import _attention, states
-from tilewright_study.training._pace import Pace, rate
+from tilewright_study.training import _attention, _loop, states
+from tilewright_study.training.states import Number, Positive, Share
 
 KIND = "classifier training"
-# Seconds between two lines about the progress, and steps that the host may be ahead of a GPU: what is over would not
-# be known otherwise.
-SHOWN_S, AHEAD = 10.0, 2
 # Steps over which the shares of kept tokens are averaged.
 LAST = 20
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
-Number = Annotated[float, msgspec.Meta(ge=0)]
-
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a network is trained. batch: images of a step. rate: of learning at its highest, along `_pace.rate` after the
+    """How a network is trained. batch: images of a step. rate: of learning at its highest, along `_loop.rate` after the
     share `warm_up`. weight_decay: of matrices. norm: of the gradient, at most. average: of the weights of a step in
     what is kept, towards 1 from the first steps on. smoothing: share of the truth that all classes have in common.
     seed: of the images."""
@@ -114,7 +106,7 @@ def train(
         return (F.cross_entropy(logits.float(), labels, label_smoothing=recipe.smoothing),)
 
     state = states.State(KIND, network, recipe, Path(path))
-    return _run(state, source, recipe, loss_of, Pace(steps, seconds), first, path, show)
+    return _run(state, source, recipe, loss_of, _loop.until(state, steps, seconds), first, path, show)
 
 
 @_attention.finite()
@@ -154,42 +146,41 @@ def train_predictor(
         return loss, *shares.mean(1)
 
     state = states.State(KIND, network, recipe, Path(path), width=1 + len(wanted))
-    trained = _run(state, source, recipe, loss_of, Pace(steps, seconds), first, path, show)
+    trained = _run(state, source, recipe, loss_of, _loop.until(state, steps, seconds), first, path, show)
     trained.kept = [sum(shares[-LAST:]) / len(shares[-LAST:]) for shares in state.columns()[1:] if shares]
     return trained
 
 
-def _run(state, source, recipe, loss_of, pace, first, path, show):
+def _run(state, source, recipe, loss_of, share, first, path, show):
     """Take steps until the end and write the weights. loss_of: ``(images, labels, step) -> (loss, numbers…)``."""
     network, device = state.network, state.device
-    size, events, told = network.options.image_size, [], _Told(show, pace, recipe.batch, state)
+    size, batch = network.options.image_size, recipe.batch
 
-    def batch(step):
-        start = first + step * recipe.batch
-        return source.read("train", range(start, start + recipe.batch), size, device)
+    def read(step):
+        start = first + step * batch
+        return source.read("train", range(start, start + batch), size, device)
 
     # What is compiled is so before the clock starts; its gradients are thrown away.
-    loss_of(*batch(0), 0)[0].backward()
+    loss_of(*read(0), 0)[0].backward()
     network.zero_grad(set_to_none=True)
     with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(batch, 0)
-        while (share := pace.share()) < 1:
-            images, labels = coming.result()
-            coming = reader.submit(batch, pace.step + 1)
-            loss, *numbers = loss_of(images, labels, pace.step)
+        coming = [reader.submit(read, 0)]
+
+        def taken(done):
+            images, labels = coming.pop().result()
+            coming.append(reader.submit(read, state.step + 1))
+            loss, *numbers = loss_of(images, labels, state.step)
             loss.backward()
-            state.take(recipe.rate * rate(share, recipe.warm_up), loss, *numbers)
-            pace.step += 1
-            if devices.facts(device.type).GPU_TIMER:
-                events.append(torch.cuda.Event())
-                events[-1].record()
-                if len(events) > AHEAD:
-                    events.pop(0).synchronize()
-            told()
+            return recipe.rate * _loop.rate(done, recipe.warm_up), loss, *numbers
+
+        def line(means, seconds):
+            return f"{state.step * batch:,} images, loss {means[0]:.3f}, {batch / seconds:,.0f} a second"
+
+        _loop.run(state, share, taken, line, show=show)
     state.settle()
-    images = pace.step * recipe.batch
+    images = state.step * batch
     state.keep(Path(path), lambda x: x.dtype, images=str(images))
-    return Trained(Path(path), pace.step, images, pace.elapsed, state.columns()[0])
+    return Trained(Path(path), state.step, images, state.seconds, state.columns()[0])
 
 
 def _predictor_loss(network, recipe, labels, whole, found, policy, off):
@@ -265,23 +256,6 @@ def _check(network, source):
 
 def _products(images):
     return torch.autocast(images.device.type, torch.bfloat16, enabled=devices.facts(images.device.type).CUDA)
-
-
-class _Told:
-    """Lines about a training, now and then."""
-
-    def __init__(self, show, pace, batch, state):
-        self.show, self.pace, self.batch, self.state, self.last = show, pace, batch, state, 0.0
-
-    def __call__(self):
-        now = self.pace.elapsed
-        if self.show is not None and now - self.last > SHOWN_S:
-            loss = torch.stack(self.state.told[-50:])[:, 0].mean().item()
-            images = self.pace.step * self.batch
-            self.show(
-                f"step {self.pace.step}, {images:,} images, loss {loss:.3f}, {now:.0f} s, {images / now:,.0f} a second"
-            )
-            self.last = now
 
 
 def images_of(path):

@@ -9,8 +9,6 @@ same gradients. On a GPU weights and activations are in bfloat16, of weights kep
 """
 
 import contextlib
-import csv
-import io
 import itertools
 import math
 from collections.abc import Callable
@@ -27,26 +25,21 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from tilewright import devices
-from tilewright.core import _internals, artifacts, checkpoints
-from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.core import _internals, checkpoints
+from tilewright.core.errors import ConfigError
 from tilewright.masks import segformer as pattern
 from tilewright.networks import _maps, segformer
 from tilewright.networks.path import scaled
 from tilewright.paths import statistics
 from tilewright_study.scenes.sources import VOID
-from tilewright_study.training import _attention, _graphs, states
+from tilewright_study.training import _attention, _graphs, _loop, states
+from tilewright_study.training.states import Number, Positive, Share
 
 KIND = "segmentation training"
 # Written weights: matrices, and all others.
 SAVED, SAVED_VECTORS = torch.float16, torch.float32
 # A split of so many images never repeats; a step of it has at most so many.
 ENDLESS, MOST = 1 << 31, 1024
-# Seconds between two lines about the progress, and steps that the host may be ahead of a GPU.
-SHOWN_S, AHEAD = 10.0, 2
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Number = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,7 +113,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The learning rate when a share of the training has elapsed."""
         if share < self.warmup:
             return self.rate * max(share, 1e-3 * self.warmup) / self.warmup
-        return self.rate * (0.5 + 0.5 * math.cos(math.pi * (share - self.warmup) / max(1e-9, 1 - self.warmup)))
+        return self.rate * _loop.rate(share, self.warmup)
 
     def stage_at(self, share):
         """The stage when a share has elapsed."""
@@ -216,47 +209,26 @@ def train(
 
 def _run(state, step, recipe, limit_s, every_s, show):
     """Take steps until the recipe's end or `limit_s`; returns whether it was the end."""
-    begin = clock = saved = perf_counter()
-    shown = begin, state.step
     if step.compiled or step.graphs:
+        begin = perf_counter()
         step.warm()
+        took = perf_counter() - begin
+        limit_s = None if limit_s is None else limit_s - took
         if show is not None:
-            show(f"{'compiled' if step.compiled else 'recorded'} in {perf_counter() - begin:.0f} s")
-        clock = saved = perf_counter()
-    before = state.seconds
-    while (share := _elapsed(recipe, state)) < 1:
-        if limit_s is not None and perf_counter() - begin > limit_s:
-            state.write_or_warn()
-            return False
-        if perf_counter() - saved > every_s:
-            state.write_or_warn()
-            saved = perf_counter()
+            show(f"{'compiled' if step.compiled else 'recorded'} in {took:.0f} s")
+
+    def taken(share):
         loss, beside, images = step(state.step, share)
         rate = recipe.rate_at(share)
-        state.take(rate, loss, beside, float(images), rate)
-        step.wait()
-        now = perf_counter()
-        state.seconds = before + now - clock
-        if show is not None and now - shown[0] > SHOWN_S:
-            show(_progress(state, share, *shown))
-            shown = perf_counter(), state.step
-    return True
+        return rate, loss, beside, float(images), rate
 
+    def line(means, seconds):
+        loss, distilled, images, rate = means
+        beside = f", of paths {distilled:.3f}" if recipe.paths else ""
+        return f"loss {loss:.3f}{beside}, rate {rate:.1e}, {images / seconds:.0f} images/s"
 
-def _elapsed(recipe, state):
-    """The share of a training that is over."""
-    return state.step / recipe.steps if recipe.steps else state.seconds / (60 * recipe.minutes)
-
-
-def _progress(state, share, when, before):
-    """A line about the steps since `before`, at the time `when`. Waits for them."""
-    loss, distilled, images, rate = torch.stack(state.told[before - state.step :]).mean(0).tolist()
-    seconds = (perf_counter() - when) / (state.step - before)
-    beside = f", of paths {distilled:.3f}" if state.recipe.paths else ""
-    return (
-        f"step {state.step}, {100 * share:.0f} %, loss {loss:.3f}{beside}, rate {rate:.1e}, "
-        f"{images / seconds:.0f} images/s, {state.seconds:.0f} s"
-    )
+    share = _loop.until(state, recipe.steps, recipe.minutes and 60 * recipe.minutes)
+    return _loop.run(state, share, taken, line, limit_s=limit_s, every_s=every_s, show=show)
 
 
 class _Step:
@@ -275,7 +247,7 @@ class _Step:
         self.recorded = self._repeated() if self.graphs and recipe.paths else ()
         self.reader, self.coming = ThreadPoolExecutor(1), {}
         # Scenes are drawn beside a step: the reader would wait for its end on the same stream.
-        self.stream, self.events = torch.cuda.Stream(self.device) if self.lowered else None, []
+        self.stream = torch.cuda.Stream(self.device) if self.lowered else None
 
     def __call__(self, step, share):
         """``(loss, mean loss of paths, images)``; gradients are left in the weights."""
@@ -322,14 +294,6 @@ class _Step:
             self.network.parts_compiled(dynamic=False, fullgraph=True),
         ):
             yield
-
-    def wait(self):
-        """Wait for the device, where the host is too far ahead: what has elapsed would not be known."""
-        if self.lowered:
-            self.events.append(torch.cuda.Event())
-            self.events[-1].record()
-            if len(self.events) > AHEAD:
-                self.events.pop(0).synchronize()
 
     def _batch(self, step, share):
         """Images and labels of a step; those of the next one are read meanwhile."""
@@ -583,23 +547,13 @@ def read_recipe(path):
     """
     if str(path) in RECIPES:
         return RECIPES[str(path)]
-    try:
-        content = path.encode() if str(path).startswith("{") else Path(path).read_bytes()
-        return msgspec.json.decode(content, type=Recipe)
-    except FileNotFoundError:
-        known = ", ".join(RECIPES)
-        raise ArtifactError(f"{path}: no such file; expected a recipe: {known}, or JSON") from None
-    except (msgspec.DecodeError, RecursionError, OSError) as error:
-        raise ConfigError(f"{str(path)[:80]}: expected a recipe: {error}") from error
+    return states.read_recipe(path, Recipe, RECIPES)
 
 
 def write_log(path, trained: Trained) -> None:
     """Write a row for each step as CSV: images seen so far, rate of learning, loss, and that of paths."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("step", "images", "rate", "loss", "paths"))
     log = trained.log
     images = np.cumsum(log["images"]).astype(int).tolist()
-    for at, row in enumerate(zip(log["rate"], log["loss"], log["paths"], strict=True)):
-        writer.writerow((at + 1, images[at], *(f"{x:.6g}" for x in row)))
-    artifacts.write_text(path, text.getvalue())
+    values = zip(log["rate"], log["loss"], log["paths"], strict=True)
+    rows = [(at + 1, images[at], *(f"{x:.6g}" for x in row)) for at, row in enumerate(values)]
+    states.write_rows(path, ("step", "images", "rate", "loss", "paths"), rows)

@@ -1,5 +1,7 @@
 """What a training goes on from, and the weights that it leaves: shared by all recipes."""
 
+import csv
+import io
 import json
 import signal
 import threading
@@ -7,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import torch
@@ -17,6 +20,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from tilewright.core import arguments, artifacts
 from tilewright.core.errors import ArtifactError, ConfigError, TrainingError
+
+# Of recipes.
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Number = Annotated[float, msgspec.Meta(ge=0)]
 
 VERSION = "1"
 # Bytes of a file, of weights that are written in several.
@@ -274,6 +282,32 @@ def sound(recipe):
         return msgspec.convert(msgspec.to_builtins(recipe), type(recipe))
     except msgspec.ValidationError as error:
         raise ConfigError(f"recipe: {error}") from None
+
+
+def read_recipe(path, kind, named=()):
+    """The recipe, of a type, of one of the names in the dict `named`, of a JSON file, or of the JSON itself.
+
+    Raises `ArtifactError` where there is no such file and `ConfigError` for its content.
+    """
+    if str(path) in named:
+        return named[str(path)]
+    try:
+        content = path.encode() if str(path).startswith("{") else Path(path).read_bytes()
+        return msgspec.json.decode(content, type=kind)
+    except FileNotFoundError:
+        known = f": {', '.join(named)}, or JSON" if named else ""
+        raise ArtifactError(f"{path}: no such file; expected a recipe{known}") from None
+    except (msgspec.DecodeError, RecursionError, OSError) as error:
+        raise ConfigError(f"{str(path)[:80]}: expected a recipe: {error}") from error
+
+
+def write_rows(path, names, rows):
+    """Write rows under `names` as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(rows)
+    artifacts.write_text(path, text.getvalue())
 
 
 def text(recipe):

@@ -4,13 +4,11 @@ What a step does follows from the recipe and its number alone, so that a trainin
 weights of one that was not. Gradients go through dense attention.
 """
 
-import csv
-import io
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated
 
 import msgspec
@@ -18,23 +16,17 @@ import numpy as np
 import torch
 
 from tilewright import devices
-from tilewright.core import artifacts
-from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.core.errors import ConfigError
 from tilewright.masks import wan as pattern
 from tilewright.networks import _flow
-from tilewright_study.training import _attention, states
+from tilewright_study.training import _attention, _loop, states
+from tilewright_study.training.states import Number, Positive, Share
 
 KIND = "video training"
 # Written weights: half the bytes, and what a GPU computes with.
 SAVED = torch.bfloat16
 # Clips that are made at once.
 CHUNK = 64
-# Seconds between two lines about the progress.
-SHOWN_S = 10.0
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Number = Annotated[float, msgspec.Meta(ge=0)]
 Positively = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -75,6 +67,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def steps(self):
         """Steps of all stages."""
         return sum(stage.steps for stage in self.stages)
+
+    def stage_at(self, step):
+        """``(number, stage)`` of a step, numbers from 1."""
+        ends = itertools.accumulate(stage.steps for stage in self.stages)
+        number = next(number for number, end in enumerate(ends, 1) if step < end)
+        return number, self.stages[number - 1]
 
     def rate_at(self, step):
         """The learning rate of a step."""
@@ -151,37 +149,23 @@ def train(
 
 def _run(state, latents, limit_s, every_s, show):
     """Take steps until the recipe's end or `limit_s`; returns whether it was the end."""
-    network, recipe = state.network, state.recipe
-    begin = saved = perf_counter()
-    shown, first = (begin, state.step), 0
-    for number, stage in enumerate(recipe.stages, 1):
-        clips = None
-        for step in range(max(first, state.step), first + stage.steps):
-            now = perf_counter()
-            if limit_s is not None and now - begin > limit_s:
-                state.write_or_warn()
-                return False
-            if now - saved > every_s:
-                state.write_or_warn()
-                saved = perf_counter()
-            if clips is None:
-                clips = _made(latents, stage, recipe.seed, state.device)
-            loss, constant = _loss(network, clips, stage, recipe.seed, step)
-            loss.backward()
-            state.take(recipe.rate_at(step), loss, constant)
-            if show is not None and now - shown[0] > SHOWN_S:
-                show(f"stage {number}, {_progress(state, *shown)}, {now - begin:.0f} s")
-                shown = perf_counter(), state.step
-        first += stage.steps
-    return True
+    recipe, made = state.recipe, {}
 
+    def taken(_):
+        number, stage = recipe.stage_at(state.step)
+        if number not in made:
+            made.clear()
+            made[number] = _made(latents, stage, recipe.seed, state.device)
+        loss, constant = _loss(state.network, made[number], stage, recipe.seed, state.step)
+        loss.backward()
+        return recipe.rate_at(state.step), loss, constant
 
-def _progress(state, when, before):
-    """A line about the steps since `before`, at the time `when`. Waits for them."""
-    loss, constant = torch.stack(state.told[before - state.step :]).mean(0).tolist()
-    seconds = (perf_counter() - when) / (state.step - before)
-    losses = f"loss {loss:.3f}, a constant's {constant:.3f}"
-    return f"step {state.step} of {state.recipe.steps}, {losses}, {seconds:.3f} s each"
+    def line(means, seconds):
+        loss, constant = means
+        return f"stage {next(iter(made))}, loss {loss:.3f}, a constant's {constant:.3f}, {seconds:.3f} s each"
+
+    share = _loop.until(state, recipe.steps)
+    return _loop.run(state, share, taken, line, limit_s=limit_s, every_s=every_s, show=show)
 
 
 @torch.no_grad()
@@ -232,19 +216,10 @@ def steps_of(path):
 def read_recipe(path):
     """The `Recipe` of a JSON file, or of the JSON itself. Raises `ArtifactError` where there is no such file and
     `ConfigError` for its content."""
-    try:
-        text = path.encode() if str(path).startswith("{") else Path(path).read_bytes()
-        return msgspec.json.decode(text, type=Recipe)
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file; expected a recipe") from None
-    except (msgspec.DecodeError, RecursionError, OSError) as error:
-        raise ConfigError(f"{str(path)[:80]}: expected a recipe: {error}") from error
+    return states.read_recipe(path, Recipe)
 
 
 def write_losses(path, trained):
     """Write the loss of each step as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("step", "loss", "constant"))
-    writer.writerows(zip(range(1, len(trained.losses) + 1), trained.losses, trained.constant, strict=True))
-    artifacts.write_text(path, text.getvalue())
+    rows = zip(range(1, len(trained.losses) + 1), trained.losses, trained.constant, strict=True)
+    states.write_rows(path, ("step", "loss", "constant"), rows)
