@@ -34,7 +34,7 @@ from tilewright import devices, networks
 from tilewright.core import timing
 from tilewright.core.artifacts import atomic
 from tilewright.masks import segformer as pattern
-from tilewright.networks import _maps, layers, segformer
+from tilewright.networks import layers, map_operators, segformer
 from tilewright.networks.path import Path as ExecutionPath
 from tilewright_study.measure.checks import judging
 
@@ -64,7 +64,7 @@ CASES = (
 )
 
 # Kernels of our own that a case takes.
-KERNELS = {"kernels": tuple(_maps.KERNELS), "decode": ("decode",)}
+KERNELS = {"kernels": tuple(map_operators.KERNELS), "decode": ("decode",)}
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.files import loaded
 from tilewright import devices
-from tilewright.networks import _maps
+from tilewright.networks import map_operators
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/segformer.py"
 
@@ -31,7 +31,7 @@ def test_every_case_is_compared_and_timed(bench, tmp_path, capsys):
     assert set(rows["status"]) == {"ok"} and set(rows["part"]) == {"decoder", "network"}
     assert set(rows["case"]) >= {"published", "folded", "kernels"} and (rows["call_us"] > 0).all()
     assert (rows["error"] <= rows["tolerance"]).all() and "published/folded" in capsys.readouterr().out
-    assert set(kernels["operator"]) == {*_maps.KERNELS}
+    assert set(kernels["operator"]) == {*map_operators.KERNELS}
 
 
 def test_what_there_is_no_time_for_is_not_begun(bench):

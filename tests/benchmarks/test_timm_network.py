@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers.files import loaded, run_script
-from tilewright.networks._vit import Block
+from tilewright.networks.vit_parts import Block
 from tilewright.nn import patterns
 from tilewright.nn.attention import Patterned
 

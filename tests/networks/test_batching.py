@@ -12,8 +12,8 @@ from tilewright import networks
 from tilewright.core.errors import PatternError, Unavailable
 from tilewright.masks import deit as pattern
 from tilewright.networks import batching
-from tilewright.networks._layouts import Packed, Rectangle
 from tilewright.networks.batching import ragged
+from tilewright.networks.token_layouts import Packed, Rectangle
 from tilewright.packed.pruners import Choice
 from tilewright_study.experiments.pruned.captured import Captured
 

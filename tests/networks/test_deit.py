@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
 from tilewright.masks import deit as pattern
-from tilewright.networks import _sites, deit
+from tilewright.networks import attention_sites, deit
 from tilewright.packed.pruners.threshold_l2 import SEED
 
 create = partial(networks.create, "deit", variant="tiny", image_size=96, num_classes=10)
@@ -206,7 +206,7 @@ def test_a_batch_does_not_change_what_an_image_keeps():
 
 @torch.no_grad()
 def test_attention_is_on_the_clock():
-    with _sites.clocked() as clock:
+    with attention_sites.clocked() as clock:
         create()(images())
     assert clock.seconds > 0
 

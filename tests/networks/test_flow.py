@@ -8,7 +8,7 @@ import torch
 from tilewright import networks
 from tilewright.core.errors import ConfigError
 from tilewright.masks import wan as pattern
-from tilewright.networks import _flow
+from tilewright.networks import rectified_flow
 
 MEAN, DEVIATION = 1.5, 0.5
 
@@ -27,7 +27,11 @@ def noise(*shape):
 def test_a_gaussian_flow_is_followed_in_the_first_order(shift):
     start = noise(1000)
     errors = [
-        float((_flow.euler(gaussian, start, _flow.sigmas(steps, shift)) - (MEAN + DEVIATION * start)).abs().mean())
+        float(
+            (rectified_flow.euler(gaussian, start, rectified_flow.sigmas(steps, shift)) - (MEAN + DEVIATION * start))
+            .abs()
+            .mean()
+        )
         for steps in (25, 50, 100, 200)
     ]
     assert errors[-1] < 0.02
@@ -38,18 +42,20 @@ def test_a_flow_to_one_point_ends_there():
     def velocity(x, sigma, step):
         return (x - MEAN) / sigma
 
-    assert torch.allclose(_flow.euler(velocity, noise(5), _flow.sigmas(7, 3.0)), torch.full((5,), MEAN).double())
+    assert torch.allclose(
+        rectified_flow.euler(velocity, noise(5), rectified_flow.sigmas(7, 3.0)), torch.full((5,), MEAN).double()
+    )
 
 
 def test_times_are_shifted_as_published():
-    times = _flow.sigmas(4, 3.0).tolist()
+    times = rectified_flow.sigmas(4, 3.0).tolist()
     assert times == pytest.approx([1, 3 * 0.75 / 2.5, 1.5 / 2, 0.75 / 1.5, 0])
-    assert _flow.sigmas(4, 1.0).tolist() == pytest.approx([1, 0.75, 0.5, 0.25, 0])
+    assert rectified_flow.sigmas(4, 1.0).tolist() == pytest.approx([1, 0.75, 0.5, 0.25, 0])
 
 
 def test_points_and_velocities_of_lines():
     clean, other = noise(2, 3, 4), noise(2, 3, 4).flip(0)
-    point, velocity = _flow.noised(clean, other, torch.tensor([0.0, 0.25]).double())
+    point, velocity = rectified_flow.noised(clean, other, torch.tensor([0.0, 0.25]).double())
     assert torch.equal(point[0], clean[0])
     assert torch.allclose(point[1], 0.75 * clean[1] + 0.25 * other[1])
     assert torch.equal(velocity, other - clean)
@@ -58,7 +64,7 @@ def test_points_and_velocities_of_lines():
 @pytest.mark.parametrize(("steps", "shift", "message"), [(0, 3.0, "steps: expected"), (4, 0.0, "shift: expected")])
 def test_wrong_steps_are_refused(steps, shift, message):
     with pytest.raises(ConfigError, match=message):
-        _flow.sigmas(steps, shift)
+        rectified_flow.sigmas(steps, shift)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 from tilewright import devices, networks
 from tilewright.core import timing
 from tilewright.core.errors import ConfigError, PatternError
-from tilewright.networks import _kernels, _maps, backends
+from tilewright.networks import _kernels, backends, map_operators
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def kernels(monkeypatch, tmp_path):
             told.runs.append((operator, form[0]))
             if form[0] in told.refused:
                 raise PatternError("does not fit")
-            return getattr(_maps, operator)(*arguments) * (1.01 if form[0] in told.wrong else 1)
+            return getattr(map_operators, operator)(*arguments) * (1.01 if form[0] in told.wrong else 1)
 
         return run
 
-    forms = {name: ("a", "b") for name in _maps.KERNELS}
+    forms = {name: ("a", "b") for name in map_operators.KERNELS}
     module = SimpleNamespace(FORMS=forms, REFUSALS=(PatternError,), **{name: kernel(name) for name in forms})
     monkeypatch.setattr(backends, "maps", lambda kind: module)
 
@@ -246,6 +246,10 @@ def test_a_network_without_such_operators_is_named(images):
 
 def test_sizes_tell_tensors_apart():
     x = torch.zeros(2, 4, 8)
-    assert _maps.sizes(_maps.dwconv_gelu, (x, (2, 2), x, None)) == ("dwconv_gelu", x.dtype, ((2, 4, 8), (2, 4, 8)))
+    assert map_operators.sizes(map_operators.dwconv_gelu, (x, (2, 2), x, None)) == (
+        "dwconv_gelu",
+        x.dtype,
+        ((2, 4, 8), (2, 4, 8)),
+    )
     assert _kernels._text("decode", ([x], (2, 2), None)) == "decode((float32[2x4x8]), (2, 2), None)"
     assert _kernels._first(([x], x)) is x

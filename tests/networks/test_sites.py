@@ -14,7 +14,7 @@ from tilewright import networks, reference
 from tilewright.attention import backends
 from tilewright.attention import plan as api
 from tilewright.core.errors import ConfigError, PatternError, TileError, UnknownNameError
-from tilewright.networks import Plans, _sites
+from tilewright.networks import Plans, attention_sites
 from tilewright.networks._sliding_chunks import Windows
 from tilewright.networks.attentions import dense, tilewright
 from tilewright.torch_attention import flex
@@ -31,7 +31,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def site(attention):
-    return _sites.Site(attention, WINDOWS.graph, HEADS, DIM, WINDOWS.attend, WINDOWS.bias_index)
+    return attention_sites.Site(attention, WINDOWS.graph, HEADS, DIM, WINDOWS.attend, WINDOWS.bias_index)
 
 
 def tensors(seed=0, dtype=torch.float32):
@@ -158,7 +158,7 @@ def test_flex_compiles_more_patterns_than_torch_does_by_itself(monkeypatch):
     before = compiled["unique_graphs"]
     for side in range(4, 14):
         windows = Windows((side, side), 1, 2, "chunk")
-        at = _sites.Site("flex", windows.graph, 1, DIM, windows.attend)
+        at = attention_sites.Site("flex", windows.graph, 1, DIM, windows.attend)
         at.layer()(*torch.randn(3, 1, 1, 1 + side * side, DIM))
     assert compiled["unique_graphs"] - before == 10 > torch._dynamo.config.recompile_limit
 
@@ -270,7 +270,7 @@ def test_a_learned_bias_is_made_once_and_again_when_it_was_written_to(attention,
 @pytest.mark.parametrize("attention", ["native", "dense", "tilewright"])
 def test_no_value_is_compared_where_a_device_would_be_waited_for(monkeypatch, family, attention):
     """A look at values would wait for a GPU once a layer, which the published code does not."""
-    monkeypatch.setattr(_sites, "compared", lambda device: False)
+    monkeypatch.setattr(attention_sites, "compared", lambda device: False)
     # Here a plan compares the values that a call gives; on a GPU it reads them where they are.
     monkeypatch.setattr(backends.executor("cpu"), "READS_TABLES", True, raising=False)
     options = {"position": "relative"} if family == "vision_longformer" else {}
@@ -345,21 +345,21 @@ def test_an_unknown_attention_is_refused():
 
 def test_attention_inside_a_clock_is_timed(monkeypatch):
     ticks = iter(range(0, 1000, 3))
-    monkeypatch.setattr(_sites.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(attention_sites.time, "perf_counter", lambda: next(ticks))
     attend, (q, k, v) = site("native").layer(), tensors()
-    with _sites.clocked() as outer:
+    with attention_sites.clocked() as outer:
         attend(q, k, v)
-        _sites.full(q, k, v)
-        with _sites.clocked() as inner:
+        attention_sites.full(q, k, v)
+        with attention_sites.clocked() as inner:
             attend(q, k, v)
-        _sites.full(q, k, v)
+        attention_sites.full(q, k, v)
     attend(q, k, v)
     assert (outer.seconds, inner.seconds) == (9, 3)
 
 
 def test_attention_on_a_gpu_is_timed_between_events(monkeypatch):
     """What tells a GPU's time is told by its events, not by when the host got there."""
-    clock = _sites.Clock()
+    clock = attention_sites.Clock()
     for us in (1000, 500):
         clock.spans.append((SimpleNamespace(elapsed_time=lambda end: end), us / 1e3))
     assert clock.seconds == 1.5e-3
@@ -372,7 +372,7 @@ def test_every_attention_gives_the_oracles_result_on_a_gpu(attention):
     bias = drawn_bias()
     q, k, v = (at.enter(x.transpose(1, 2).flatten(2)) for x in tensors())
     q, k, v = (x.unflatten(2, (HEADS, DIM)).transpose(1, 2).to(there) for x in (q, k, v))
-    with _sites.clocked() as clock:
+    with attention_sites.clocked() as clock:
         out = at.layer()(q, k, v, bias.to(there)).transpose(1, 2).flatten(2)
         torch.cuda.synchronize()
     out = at.leave(out).unflatten(2, (HEADS, DIM)).transpose(1, 2).cpu()
@@ -384,7 +384,7 @@ def test_full_attention_is_that_of_everything():
     q, k, v = tensors()
     bias = torch.randn(HEADS, TOKENS, TOKENS)
     expected = reference.attention(q, k, v, torch.ones(TOKENS, TOKENS, dtype=torch.bool), bias=bias)
-    torch.testing.assert_close(_sites.full(q, k, v, bias).double(), expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(attention_sites.full(q, k, v, bias).double(), expected, atol=2e-5, rtol=0)
 
 
 # ------------------------------------------------------------------------------------------- plans on disk
@@ -424,7 +424,7 @@ def test_patterns_and_dtypes_have_plans_of_their_own(cache):
     for asked, dtype in (
         (at, torch.float32),
         (at, torch.float16),
-        (_sites.Site("tilewright", other.graph, HEADS, DIM, other.attend), torch.float32),
+        (attention_sites.Site("tilewright", other.graph, HEADS, DIM, other.attend), torch.float32),
     ):
         tilewright.prepare(asked, None, dtype, torch.device("cpu"))
     assert len(list(cache.glob("*.plan"))) == 3
@@ -494,7 +494,7 @@ def test_a_network_plans_as_it_is_told(plans):
     images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     told, own = (networks.create(family, **options, attention="tilewright", plans=each) for each in (plans, None))
     torch.testing.assert_close(told(images), own(images), atol=1e-4, rtol=1e-4)
-    sites = {m.site for m in told.modules() if isinstance(m, _sites.Attend)}
+    sites = {m.site for m in told.modules() if isinstance(m, attention_sites.Attend)}
     assert sites and all(at.planned == Plans("none", "greedy") for at in sites)
     made = [plan for at in sites for plan in at.plans.values()]
     assert made and all((p.reorder["order"], p.schedule.solver) == ("none", "greedy") for p in made)
@@ -520,10 +520,10 @@ def test_plans_that_cannot_be_are_refused(name, attention, plans, error, message
 def test_what_is_looked_up_is_copied_to_a_device_once():
     at = site("tilewright")
     with torch.inference_mode():
-        copied = _sites.resident(at, "order", torch.device("meta"))
+        copied = attention_sites.resident(at, "order", torch.device("meta"))
     assert copied.is_meta and not copied.is_inference()
-    assert _sites.resident(at, "order", torch.device("meta")) is copied
-    assert _sites.resident(at, "order", torch.device("cpu")) is at.order
+    assert attention_sites.resident(at, "order", torch.device("meta")) is copied
+    assert attention_sites.resident(at, "order", torch.device("cpu")) is at.order
 
 
 def test_copies_of_a_layer_share_the_site():

@@ -44,7 +44,7 @@ def test_a_network_that_keeps_everything_is_timms_vision_transformer():
 def test_the_mlp_is_timms(hidden):
     from timm.layers import Mlp
 
-    from tilewright.networks._vit import Mlp as Ours
+    from tilewright.networks.vit_parts import Mlp as Ours
 
     ours, theirs = Ours(48, hidden), Mlp(48, hidden)
     theirs.load_state_dict(ours.state_dict())

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tilewright import networks as networks_of
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.masks import vision_longformer as graphs
-from tilewright.networks import _sites, _sliding_chunks
+from tilewright.networks import _sliding_chunks, attention_sites
 from tilewright.networks import vision_longformer as networks
 from tilewright.networks._sliding_chunks import Windows
 
@@ -126,7 +126,7 @@ def test_windows_follow_the_published_definition(grid, n_global, radius, mode, a
     sizes = ((4 * radius - 1) ** 2, g, g, g * g)
     tables = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
     bias = torch.cat([*tables, torch.zeros(1)])[None].double() if relative else None
-    at = _sites.Site(attention, windows.graph, 1, 8, windows.attend, windows.bias_index)
+    at = attention_sites.Site(attention, windows.graph, 1, 8, windows.attend, windows.bias_index)
     padded = (windows.pad(x[None])[None] for x in (q, k, v))
     out = windows.unpad(at.layer()(*padded, bias)[0])[0]
     wanted = published(q, k, v, windows, (*tables[:3], tables[3].view(g, g)) if relative else None)
@@ -138,7 +138,7 @@ def test_a_sparse_layer_follows_the_published_definition(mode):
     side, g, heads, f = 5, 2, 2, 2
     shape = networks.Shape(heads, 16, 1, 4, True, g, f, 1, False, (side, side))
     windows = Windows((side, side), g, f, mode)
-    at = _sites.Site("dense", windows.graph, heads, 8, windows.attend, windows.bias_index)
+    at = attention_sites.Site("dense", windows.graph, heads, 8, windows.attend, windows.bias_index)
     layer = draw(networks.SparseAttention(shape, windows, at)).double()
     x = torch.randn(1, g + side * side, 16, dtype=torch.float64)
     q, k, v = layer.query(x)[0], layer.kv(x)[0, :, :16], layer.kv(x)[0, :, 16:]

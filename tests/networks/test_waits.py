@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tilewright import networks
 from tilewright.attention import backends
 from tilewright.core.errors import ArtifactError, PatternError
-from tilewright.networks import _operator, _sites
+from tilewright.networks import _operator, attention_sites
 from tilewright.networks._sliding_chunks import Windows
 
 SIZE = 32
@@ -62,7 +62,7 @@ def _assigned(network):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_call_asks_the_device_for_no_value(monkeypatch, family, attention):
     # As on a GPU: elsewhere tables are compared by their values.
-    monkeypatch.setattr(_sites, "compared", lambda device: False)
+    monkeypatch.setattr(attention_sites, "compared", lambda device: False)
     network = create(family, attention)
     with torch.inference_mode():
         network(images())
@@ -82,7 +82,7 @@ def test_a_call_asks_the_device_for_no_value(monkeypatch, family, attention):
 )
 def test_a_network_handled_in_inference_mode_asks_for_no_value(monkeypatch, handled):
     """Its parameters count versions all the same."""
-    monkeypatch.setattr(_sites, "compared", lambda device: False)
+    monkeypatch.setattr(attention_sites, "compared", lambda device: False)
     with torch.inference_mode():
         network = handled(create("regionvit"))
         before = network(images())
@@ -119,7 +119,7 @@ class Layer(torch.nn.Module):
     def __init__(self, attention):
         super().__init__()
         windows = Windows(grid=(7, 7), n_global=1, radius=2, mode="chunk")
-        self.attend = _sites.Site(attention, windows.graph, 2, 16, windows.attend, windows.bias_index).layer()
+        self.attend = attention_sites.Site(attention, windows.graph, 2, 16, windows.attend, windows.bias_index).layer()
         self.table = torch.nn.Parameter(torch.randn(2, 7 * 7 + 3))
 
     def forward(self, q, k, v):

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
 from tilewright.masks import wan as pattern
-from tilewright.networks import _sites, wan
+from tilewright.networks import attention_sites, wan
 from tilewright.slices import orders
 
 NAME = "wan-tiny-480p-9f"
@@ -421,7 +421,7 @@ def test_wrong_tensors_are_refused(network, change, message):
 
 @torch.no_grad()
 def test_attention_is_timed_apart(network):
-    with _sites.clocked() as clock:
+    with attention_sites.clocked() as clock:
         network(*inputs())
     assert clock.seconds > 0
 

@@ -8,7 +8,7 @@ import torch
 
 from tilewright import networks
 from tilewright.core.errors import ConfigError, UnknownNameError
-from tilewright.networks._layouts import Rectangle
+from tilewright.networks.token_layouts import Rectangle
 from tilewright.packed import pruners
 from tilewright.packed.pruners import Choice, Settings, ats, evit
 

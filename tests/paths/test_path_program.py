@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import segformer
 from tilewright.networks.path import Path, parse
-from tilewright.paths import accuracy, latency, program, space, table
+from tilewright.paths import accuracy, block_sets, latency, program, table
 from tilewright_study import experiments
 from tilewright_study.measure import rows as _rows
 from tilewright_study.stages import plan_paths
@@ -68,7 +68,7 @@ def test_a_solver_finds_what_all_sets_hold(solver, instance):
     expected = brute(saved, form, need)
     assert (found is None) == (expected is None)
     if found:
-        skips = space.skips(found.path)
+        skips = block_sets.skips(found.path)
         assert saved @ skips >= need - 1e-6 and float(form.loss(skips)) == pytest.approx(expected, abs=1e-7)
         assert found.us == pytest.approx(1000.0 - saved @ skips)
         assert found.accuracy == pytest.approx(0.6 - form.loss(skips))
@@ -79,11 +79,11 @@ def test_a_solver_finds_what_all_sets_hold(solver, instance):
 def test_of_sets_that_lose_as_little_the_one_of_fewest_skips_is_listed_first(instance):
     form, saved, need = instance
     found = program.propose(times(saved), form, 1000.0 - need, "exhaustive")
-    every = [skips for skips in map(space.skips, space.every(BASE)) if saved @ skips >= need]
+    every = [skips for skips in map(block_sets.skips, block_sets.every(BASE)) if saved @ skips >= need]
     if found is not None:
         least = brute(saved, form, need)
         equal = [skips for skips in every if form.loss(skips) <= least + 1e-9]
-        keys = [(skips.sum(), str(space.with_skips(BASE, skips))) for skips in equal]
+        keys = [(skips.sum(), str(block_sets.with_skips(BASE, skips))) for skips in equal]
         assert str(found.path) == min(keys)[1]
 
 
@@ -125,9 +125,9 @@ def test_a_recorded_network_of_16_blocks_is_planned_by_its_sets_as_by_programs(r
 
 
 def test_the_best_of_several_bases():
-    fast = program.Proposal(space.with_skips(BASE, [True] * 3 + [False] * 4), 1.0, 0.5, "highs", 0.0)
+    fast = program.Proposal(block_sets.with_skips(BASE, [True] * 3 + [False] * 4), 1.0, 0.5, "highs", 0.0)
     good = program.Proposal(BASE, 2.0, 0.6, "highs", 0.0)
-    more = program.Proposal(space.with_skips(BASE, [True] + [False] * 6), 2.0, 0.6, "highs", 0.0)
+    more = program.Proposal(block_sets.with_skips(BASE, [True] + [False] * 6), 2.0, 0.6, "highs", 0.0)
     assert program.best([None, fast, more, good]) is good
     assert program.best([None]) is None
 
@@ -162,9 +162,9 @@ def test_losses_that_are_such_a_form_are_found(seed):
     single = rng.uniform(0.01, 0.05, BLOCKS)
     np.add.at(single, np.array(pairs), either[:, None])
     truth = losses(single, rng.uniform(0, 0.01, len(pairs)) - either, pairs)
-    measured = [*space.singles(BASE), *space.drawn(BASE, 60, seed)]
+    measured = [*block_sets.singles(BASE), *block_sets.drawn(BASE, 60, seed)]
     found = form_of(BASE, 0.6, measured, [truth.predict(path) for path in measured])
-    others = [path for path in space.every(BASE) if path not in measured]
+    others = [path for path in block_sets.every(BASE) if path not in measured]
     errors = [abs(found.predict(path) - truth.predict(path)) for path in others]
     assert np.median(errors) < 2e-3
     assert found.chosen != "none"
@@ -176,10 +176,10 @@ def test_losses_that_are_such_a_form_are_found(seed):
 def test_nothing_is_predicted_to_gain_by_a_further_skip(seed, count):
     """Whatever was measured."""
     rng = np.random.default_rng(seed)
-    measured = [*space.singles(BASE), *space.drawn(BASE, 40, seed)][:count]
+    measured = [*block_sets.singles(BASE), *block_sets.drawn(BASE, 40, seed)][:count]
     found = form_of(BASE, 0.6, measured, rng.uniform(0, 0.9, len(measured)), seed=seed)
-    for path in space.every(BASE):
-        skips = space.skips(path)
+    for path in block_sets.every(BASE):
+        skips = block_sets.skips(path)
         for at in np.flatnonzero(~skips):
             more = skips.copy()
             more[at] = True
@@ -191,12 +191,12 @@ def test_the_scale_on_which_losses_add_up_is_found(link):
     """Where each block takes a share of what is left, losses of many blocks do not add up themselves."""
     rng = np.random.default_rng(3)
     truth = replace(losses(rng.uniform(0.1, 1.2, BLOCKS)), link=link)
-    measured = [*space.singles(BASE), *space.drawn(BASE, 40, 3)]
+    measured = [*block_sets.singles(BASE), *block_sets.drawn(BASE, 40, 3)]
     accuracies = [truth.predict(path) for path in measured]
     assert 0 < min(accuracies) < 0.2
     found = form_of(BASE, 0.6, measured, accuracies)
     assert found.link == link
-    errors = [abs(found.predict(path) - truth.predict(path)) for path in space.every(BASE)]
+    errors = [abs(found.predict(path) - truth.predict(path)) for path in block_sets.every(BASE)]
     assert max(errors) < 1e-3
     assert found.predict(BASE) == pytest.approx(0.6, abs=1e-12)
 
@@ -209,10 +209,10 @@ def test_bases_learn_of_each_other_what_is_alike(like):
     weights = [(rng.uniform(0, 0.2, BLOCKS), rng.uniform(0, 0.1, len(pairs))) for _ in range(2)]
     truths = {BASE: weights[0], other: weights[0] if like else weights[1]}
     truths = {base: replace(losses(*each, pairs), base=base, link="log") for base, each in truths.items()}
-    known = {BASE: space.drawn(BASE, 12, 1), other: space.drawn(other, 60, 2)}
+    known = {BASE: block_sets.drawn(BASE, 12, 1), other: block_sets.drawn(other, 60, 2)}
     known = {base: {path: truths[base].predict(path) for path in (base, *paths)} for base, paths in known.items()}
     alone, beside = accuracy.fits({BASE: known[BASE]})[BASE], accuracy.fits(known)[BASE]
-    others = [path for path in space.every(BASE) if path not in known[BASE]]
+    others = [path for path in block_sets.every(BASE) if path not in known[BASE]]
     errors = [
         np.median([abs(found.predict(path) - truths[BASE].predict(path)) for path in others])
         for found in (alone, beside)
@@ -223,7 +223,10 @@ def test_bases_learn_of_each_other_what_is_alike(like):
 
 def test_bases_of_other_blocks_are_fitted_by_themselves():
     base, fewer = Path(("11", "11", "1", "11")), Path(("11", "11", "1", "11"), levels="123")
-    known = {each: {path: 0.6 - 0.02 * space.skips(path).sum() for path in space.every(each)} for each in (base, fewer)}
+    known = {
+        each: {path: 0.6 - 0.02 * block_sets.skips(path).sum() for path in block_sets.every(each)}
+        for each in (base, fewer)
+    }
     found = accuracy.fits(known)
     assert list(found) == [base, fewer] and [len(each.single) for each in found.values()] == [7, 5]
     assert not found[base].shared
@@ -231,8 +234,8 @@ def test_bases_of_other_blocks_are_fitted_by_themselves():
 
 
 def test_an_accuracy_of_nothing_is_no_infinite_loss():
-    measured = [*space.singles(BASE), *space.drawn(BASE, 30, 0)]
-    found = form_of(BASE, 0.6, measured, [0.6 * 0.5 ** space.skips(path).sum() for path in measured[:-1]] + [0.0])
+    measured = [*block_sets.singles(BASE), *block_sets.drawn(BASE, 30, 0)]
+    found = form_of(BASE, 0.6, measured, [0.6 * 0.5 ** block_sets.skips(path).sum() for path in measured[:-1]] + [0.0])
     assert np.isfinite(found.single).all() and np.isfinite(found.pair).all()
 
 
@@ -254,7 +257,7 @@ def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted(recorded):
     """What was proposed for a B2 in the last round, of what sees much: 16 blocks leave much to choose from."""
     rows, models = recorded
     held = [(plan_paths._path(r["path"]), float(r["fit"])) for r in rows if r["part"] == "proposed"]
-    errors = [abs(models[space.base_of(path)][1].predict(path) - seen) for path, seen in held if seen > 0.5]
+    errors = [abs(models[block_sets.base_of(path)][1].predict(path) - seen) for path, seen in held if seen > 0.5]
     assert len(errors) == 20 and np.median(errors) < 0.0075
 
 
@@ -267,14 +270,14 @@ def test_rows_of_several_networks_are_planned_for_none():
 
 def test_too_few_paths_to_fit_to():
     with pytest.raises(ConfigError, match="expected at least 4 measured paths to fit to, found 1"):
-        form_of(BASE, 0.6, space.singles(BASE)[:1], [0.5])
+        form_of(BASE, 0.6, block_sets.singles(BASE)[:1], [0.5])
 
 
 def test_times_by_leaving_out():
-    measured = {BASE: 100.0} | {path: 100.0 - at for at, path in enumerate(space.singles(BASE))}
+    measured = {BASE: 100.0} | {path: 100.0 - at for at, path in enumerate(block_sets.singles(BASE))}
     model = latency.model(BASE, measured)
-    assert model.predict(space.with_skips(BASE, [True] * 7)) == pytest.approx(100.0 - sum(range(7)))
-    del measured[space.singles(BASE)[3]]
+    assert model.predict(block_sets.with_skips(BASE, [True] * 7)) == pytest.approx(100.0 - sum(range(7)))
+    del measured[block_sets.singles(BASE)[3]]
     with pytest.raises(ConfigError, match=r"found none of 11\.10\.1\.11"):
         latency.model(BASE, measured)
 
@@ -282,14 +285,16 @@ def test_times_by_leaving_out():
 def test_times_of_sets_of_blocks_say_what_these_save_together():
     """Each block alone saves 10 of 100, two of them 18, all seven 49."""
     drawn = [
-        space.with_skips(BASE, [at in chosen for at in range(7)]) for chosen in itertools.combinations(range(7), 2)
+        block_sets.with_skips(BASE, [at in chosen for at in range(7)]) for chosen in itertools.combinations(range(7), 2)
     ]
-    whole = space.with_skips(BASE, [True] * 7)
-    singles = {BASE: 100.0} | dict.fromkeys(space.singles(BASE), 90.0)
+    whole = block_sets.with_skips(BASE, [True] * 7)
+    singles = {BASE: 100.0} | dict.fromkeys(block_sets.singles(BASE), 90.0)
     assert latency.model(BASE, singles).predict(whole) == pytest.approx(30.0)
     model = latency.model(BASE, singles | dict.fromkeys(drawn, 82.0) | {whole: 51.0})
     assert model.predict(BASE) == 100.0
-    assert [model.predict(path) for path in (space.singles(BASE)[0], drawn[0])] == pytest.approx([90.0, 82.0], rel=0.03)
+    assert [model.predict(path) for path in (block_sets.singles(BASE)[0], drawn[0])] == pytest.approx(
+        [90.0, 82.0], rel=0.03
+    )
     assert model.predict(whole) == pytest.approx(51.0, rel=0.2)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.networks.path import Path
-from tilewright.paths import accuracy, latency, program, search, space
+from tilewright.paths import accuracy, block_sets, latency, program, search
 
 BASES = Path(("11", "111", "1")), Path(("11", "111", "1"), scale=0.5)
 BASES = tuple(msgspec.structs.replace(base, levels="123") for base in BASES)
@@ -26,7 +26,7 @@ class Seen:
         return self.of[np.asarray(skips) @ (1 << np.arange(BLOCKS))]
 
     def predict(self, path):
-        return float(self.accuracies(space.skips(path)))
+        return float(self.accuracies(block_sets.skips(path)))
 
 
 def drawn(seed):
@@ -56,19 +56,19 @@ def test_no_neighbour_of_what_is_found_is_better_and_no_plan_is(seed, budgets):
             assert not begun
             continue
         path, top = found[budget].path, found[budget].accuracy
-        own = space.base_of(path)
+        own = block_sets.base_of(path)
         assert found[budget].us == pytest.approx(times[own].predict(path)) and found[budget].us <= budget + 1e-6
         assert top == seen[own].predict(path) and found[budget].solver == "searched"
-        assert all(top >= seen[space.base_of(each.path)].predict(each.path) for each in begun)
-        skips = space.skips(path)
+        assert all(top >= seen[block_sets.base_of(each.path)].predict(each.path) for each in begun)
+        skips = block_sets.skips(path)
         for count in (1, 2):
             for places in itertools.combinations(range(BLOCKS), count):
                 other = skips.copy()
                 other[list(places)] ^= True
-                near = space.with_skips(own, other)
+                near = block_sets.with_skips(own, other)
                 assert times[own].predict(near) > budget + 1e-6 or seen[own].predict(near) <= top + 1e-9
         for base in BASES:
-            same = space.with_skips(base, skips)
+            same = block_sets.with_skips(base, skips)
             assert times[base].predict(same) > budget + 1e-6 or seen[base].predict(same) <= top + 1e-9
 
 

@@ -13,7 +13,7 @@ from scipy import optimize
 from tilewright.core.errors import ConfigError
 from tilewright.networks import segformer
 from tilewright.networks.path import Path, parse
-from tilewright.paths import accuracy, space, surrogate
+from tilewright.paths import accuracy, block_sets, surrogate
 
 BASE = Path(("11", "111", "11"), levels="123")
 BLOCKS = 7
@@ -34,13 +34,13 @@ def by_counts(path):
 
 def known_of(truth, bases=(BASE,), count=60):
     return {
-        base: {path: truth(path) for path in (base, *space.singles(base), *space.drawn(base, count, at))}
+        base: {path: truth(path) for path in (base, *block_sets.singles(base), *block_sets.drawn(base, count, at))}
         for at, base in enumerate(bases)
     }
 
 
 def errors_of(model, truth, known, base=BASE):
-    return [abs(model.predict(path) - truth(path)) for path in space.every(base) if path not in known[base]]
+    return [abs(model.predict(path) - truth(path)) for path in block_sets.every(base) if path not in known[base]]
 
 
 def drawn_paths(rng, count):
@@ -88,7 +88,7 @@ def test_what_stages_lose_together_is_found_where_no_form_holds_it():
 
 def test_a_form_that_holds_stays():
     def truth(path):
-        return 0.8 - 0.03 * float(space.skips(path) @ np.arange(1, BLOCKS + 1) / BLOCKS)
+        return 0.8 - 0.03 * float(block_sets.skips(path) @ np.arange(1, BLOCKS + 1) / BLOCKS)
 
     known = known_of(truth, count=20)
     forms = accuracy.fits(known)
@@ -98,8 +98,8 @@ def test_a_form_that_holds_stays():
 def test_accuracies_of_many_paths_are_those_of_each():
     known = known_of(by_counts)
     for model in (surrogate.fits(known)[BASE], accuracy.fits(known)[BASE]):
-        several = list(space.every(BASE))
-        together = model.accuracies(np.array([space.skips(path) for path in several]))
+        several = list(block_sets.every(BASE))
+        together = model.accuracies(np.array([block_sets.skips(path) for path in several]))
         np.testing.assert_allclose(together, [model.predict(path) for path in several], rtol=0, atol=1e-12)
 
 
@@ -140,8 +140,8 @@ def test_bases_of_other_blocks_are_processes_of_their_own():
     fewer = msgspec.structs.replace(BASE, levels="12")
     found = surrogate.fits(known_of(by_counts, (BASE, fewer)))
     assert list(found) == [BASE, fewer] and found[fewer].accuracies(np.zeros((1, 5))).shape == (1,)
-    assert found[BASE].predict(space.singles(BASE)[0]) == surrogate.fits(known_of(by_counts))[BASE].predict(
-        space.singles(BASE)[0]
+    assert found[BASE].predict(block_sets.singles(BASE)[0]) == surrogate.fits(known_of(by_counts))[BASE].predict(
+        block_sets.singles(BASE)[0]
     )
 
 
@@ -149,7 +149,7 @@ def test_bases_of_other_blocks_are_processes_of_their_own():
 def test_the_stated_error_is_of_paths_that_were_not_known(seed):
     """Where each set of blocks has something of its own, which nothing else tells."""
     rng = np.random.default_rng(seed)
-    own = {path: rng.choice([-0.1, 0.1]) for path in space.every(BASE)}
+    own = {path: rng.choice([-0.1, 0.1]) for path in block_sets.every(BASE)}
 
     def truth(path):
         return min(0.95, max(0.05, by_counts(path) + own[path]))
@@ -163,15 +163,15 @@ def test_the_stated_error_is_of_paths_that_were_not_known(seed):
 @given(st.integers(0, 10**6), st.integers(4, 30))
 def test_whatever_was_measured_predictions_are_accuracies(seed, count):
     rng = np.random.default_rng(seed)
-    measured = [BASE, *space.singles(BASE), *space.drawn(BASE, 30, seed)][: count + 1]
+    measured = [BASE, *block_sets.singles(BASE), *block_sets.drawn(BASE, 30, seed)][: count + 1]
     drawn = rng.choice([0.0, 1.0, 0.5, rng.random()], len(measured))
     found = surrogate.fits({BASE: dict(zip(measured, drawn.tolist(), strict=True))}, seed=seed)[BASE]
-    predicted = found.accuracies(np.array([space.skips(path) for path in space.every(BASE)]))
+    predicted = found.accuracies(np.array([block_sets.skips(path) for path in block_sets.every(BASE)]))
     assert ((predicted >= 0) & (predicted <= 1)).all()
 
 
 def test_too_few_paths_to_fit_to():
-    known = {BASE: dict.fromkeys([BASE, *space.singles(BASE)[:3]], 0.5)}
+    known = {BASE: dict.fromkeys([BASE, *block_sets.singles(BASE)[:3]], 0.5)}
     with pytest.raises(ConfigError, match="expected at least 4 measured paths to fit to, found 3"):
         surrogate.fits(known)
 

@@ -27,7 +27,7 @@ from tilewright.attention.cuda import tile_lists
 from tilewright.attention.cuda.tile_lists import Item
 from tilewright.masks import deit, dynamicvit
 from tilewright.masks import wan as video_pattern
-from tilewright.networks import _layouts, _sites, wan
+from tilewright.networks import attention_sites, token_layouts, wan
 from tilewright.networks.attentions import tilewright as scheduled
 from tilewright.networks.batching import ragged as packed_batching
 from tilewright.packed import pack
@@ -584,7 +584,7 @@ def instead(change):
 
     def fault(network):
         for module in network.modules():
-            if isinstance(module, _sites.Attend) and module.site.attention == "tilewright":
+            if isinstance(module, attention_sites.Attend) and module.site.attention == "tilewright":
                 module.register_forward_hook(at_site)
         for block in network.blocks[1:] if hasattr(network, "blocks") else ():
             block.attn.register_forward_pre_hook(lambda m, given: (given[0], partial(among_kept, given[1])))
@@ -1102,13 +1102,13 @@ def backwards(x, keep):
 
 
 def class_token_of_another(patch):
-    right = _layouts.Packed.first
-    patch.setattr(_layouts.Packed, "first", lambda layout, x: right(layout, x).roll(1, 0))
+    right = token_layouts.Packed.first
+    patch.setattr(token_layouts.Packed, "first", lambda layout, x: right(layout, x).roll(1, 0))
 
 
 def second_for_first(patch):
     """The token behind the class token stands for it."""
-    patch.setattr(_layouts.Packed, "first", lambda layout, x: layout.padded(x)[:, 1])
+    patch.setattr(token_layouts.Packed, "first", lambda layout, x: layout.padded(x)[:, 1])
 
 
 PRUNED = {

@@ -19,7 +19,7 @@ from tilewright import networks
 from tilewright.core import images, timing
 from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.masks import _gates, dynamicvit
-from tilewright.networks import Plans, _sites
+from tilewright.networks import Plans, attention_sites
 from tilewright.torch_attention import flex
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.experiments.networks import Row
@@ -257,7 +257,9 @@ def test_with_peaked_weights_attention_prefers_some_keys_and_adds_to_the_tokens(
         return run(q, k, v)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_sites, "timed", lambda run, *inputs: measure(run, *inputs) if len(inputs) == 3 else run(*inputs))
+        patch.setattr(
+            attention_sites, "timed", lambda run, *inputs: measure(run, *inputs) if len(inputs) == 3 else run(*inputs)
+        )
         network = bench.peaked(networks.create(family, **options, attention="native"))
         network(bench.photographs(1, options["image_size"]))
     assert sizes and 0.5 <= np.median(sizes) <= 3
@@ -366,9 +368,9 @@ def test_the_share_of_attention_is_that_of_the_timed_calls(monkeypatch):
 
     @contextlib.contextmanager
     def clocked():
-        yield _sites.Clock(next(calls))
+        yield attention_sites.Clock(next(calls))
 
-    monkeypatch.setattr(_sites, "clocked", clocked)
+    monkeypatch.setattr(attention_sites, "clocked", clocked)
     (row,) = run(SMALL, {"native": [1]}, Effort(rse=1.0, min_repetitions=5, max_seconds=5))
     assert row["attention_us"] == 1e6
 

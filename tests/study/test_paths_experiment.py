@@ -14,7 +14,7 @@ from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import layers, segformer
 from tilewright.networks.path import Path
-from tilewright.paths import latency, space
+from tilewright.paths import block_sets, latency
 from tilewright.paths import table as look_up
 from tilewright_study import config, experiments, figures
 from tilewright_study.experiments import paths as of_paths
@@ -200,15 +200,15 @@ def test_a_second_round_knows_what_the_first_one_overrated(exact):
     base = Path.full(options)
 
     def truth(path):
-        skips = space.skips(path)
+        skips = block_sets.skips(path)
         # Three blocks in a row cost more than pairs of them tell.
         return float(1 / (1 + np.exp(-3 + 0.3 * skips.sum() + 2 * (skips[2:] & skips[1:-1] & skips[:-2]).sum())))
 
     def see(rung, split, wanted):
         return {path: truth(path) for path in wanted}
 
-    measured = {base: dict.fromkeys([base, *space.singles(base), *space.drawn(base, 30, 0)], "drawn")}
-    times = {base: latency.model(base, {path: 1000.0 - 50 * space.skips(path).sum() for path in measured[base]})}
+    measured = {base: dict.fromkeys([base, *block_sets.singles(base), *block_sets.drawn(base, 30, 0)], "drawn")}
+    times = {base: latency.model(base, {path: 1000.0 - 50 * block_sets.skips(path).sum() for path in measured[base]})}
     stated = SimpleNamespace(rungs=("trained",), budgets=12, solver=exact)
     bench = SimpleNamespace(settings=stated, bases=[base], how=SimpleNamespace(seed=0), see=see)
     first, proposals, _ = _paths.planned(bench, measured, times)

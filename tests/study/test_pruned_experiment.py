@@ -14,7 +14,7 @@ from tilewright import networks
 from tilewright.core import images
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright.masks import deit
-from tilewright.networks import _layouts, batching
+from tilewright.networks import batching, token_layouts
 from tilewright.networks import deit as deit_network
 from tilewright.networks.batching import ragged as packed
 from tilewright.packed.pruners import Choice
@@ -168,19 +168,19 @@ def test_top1_of_all_images_is_a_column(monkeypatch):
     assert ours["same_top1_all"] == 31 / 32 and ours["max_abs_error_all"] > 0.1 > ours["max_abs_error"]
 
 
-class _MeanOfValues(_layouts.Packed):
+class _MeanOfValues(token_layouts.Packed):
     def attend(self, q, k, v):
         padded = self.padded(v) * self.valid[..., None, None]
         lengths = self.packing.starts.diff()
         return (padded.sum(1) / lengths[:, None, None]).to(v.dtype).repeat_interleave(lengths, 0)
 
 
-class _OfTheNeighbour(_layouts.Packed):
+class _OfTheNeighbour(token_layouts.Packed):
     def attend(self, q, k, v):
         return super().attend(q, k.roll(1, 0), v.roll(1, 0))
 
 
-class _OneLess(_layouts.Packed):
+class _OneLess(token_layouts.Packed):
     def attend(self, q, k, v):
         """Another key stands for that of the last token."""
         last = self.packing.starts[1] - 1

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from helpers.files import run_script
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.networks import _maps, segformer
+from tilewright.networks import map_operators, segformer
 from tilewright.paths import _compiled, evaluation, statistics
 from tilewright_study import scenes, training
 from tilewright_study.training import segmentation, states
@@ -230,15 +230,17 @@ def test_losses_are_those_of_all_pixels():
 
     parts = [step._loss(images, labels, Phase(i, j))[0] for i in (0, 1) for j in (0, 1)]
     counts = [(labels[:, i::2, j::2] < 255).sum() for i in (0, 1) for j in (0, 1)]
-    whole = torch.nn.functional.cross_entropy(_maps.resized(maps, (32, 32)), labels.long(), ignore_index=255)
+    whole = torch.nn.functional.cross_entropy(map_operators.resized(maps, (32, 32)), labels.long(), ignore_index=255)
     found = sum(part * count for part, count in zip(parts, counts, strict=True)) / sum(counts)
     torch.testing.assert_close(found, whole.detach())
 
 
 def test_spread_maps_are_resized_ones():
     maps = torch.randn(2, 5, 6, 7, dtype=torch.float64)
-    rows, columns = (_maps.interpolation(*sides, torch.float64, maps.device) for sides in ((6, 13), (7, 28)))
-    torch.testing.assert_close(_maps.spread(maps, rows, columns), _maps.resized(maps, (13, 28)), atol=1e-12, rtol=0)
+    rows, columns = (map_operators.interpolation(*sides, torch.float64, maps.device) for sides in ((6, 13), (7, 28)))
+    torch.testing.assert_close(
+        map_operators.spread(maps, rows, columns), map_operators.resized(maps, (13, 28)), atol=1e-12, rtol=0
+    )
 
 
 def test_weights_go_on_with_other_classes(tmp_path):
@@ -277,7 +279,7 @@ def test_statistics_are_those_of_the_decoders_sum():
     maps = network.backbone(images, path)
     head = network.decode_head.train()
     total = sum(
-        _maps.resized(_maps.product(maps[int(level) - 1], weight), (8, 8))
+        map_operators.resized(map_operators.product(maps[int(level) - 1], weight), (8, 8))
         for level, weight in zip(path.levels, head.fold(path.levels).weights, strict=True)
     ) + head.fold(path.levels).bias.view(-1, 1, 1)
     head.eval()
@@ -451,7 +453,7 @@ def test_maps_are_resized_before_the_largest_is_taken():
     labels = torch.randint(0, 3, (2, 30, 32), dtype=torch.uint8)
     labels[:, :3] = 255
     found = evaluation.counted(maps, labels, 3)
-    taken = _maps.resized(maps, (30, 32)).argmax(1)
+    taken = map_operators.resized(maps, (30, 32)).argmax(1)
     for truth in range(3):
         for given in range(3):
             assert found[truth, given] == ((labels == truth) & (taken == given)).sum()

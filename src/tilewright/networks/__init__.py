@@ -35,7 +35,7 @@ import msgspec
 from tilewright.core import arguments, contents, sides
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.core.registry import member
-from tilewright.networks._plans import Plans
+from tilewright.networks.plans import Plans
 
 if TYPE_CHECKING:
     import torch
@@ -228,14 +228,14 @@ def _built(module, checkpoint, seed, *arguments):
 
 def _plan_as(network, attention, plans):
     """Let a new network make its plans as `plans` says. Raises `ConfigError` for one that makes none."""
-    from tilewright.networks import _sites
+    from tilewright.networks import attention_sites
 
     try:
         plans = plans if isinstance(plans, Plans) else msgspec.convert(plans, Plans)
     except msgspec.ValidationError as error:
         raise ConfigError(f"plans: {error}; settings: {', '.join(Plans.__struct_fields__)}") from None
     plans.check()
-    sites = {module.site for module in network.modules() if isinstance(module, _sites.Attend)}
+    sites = {module.site for module in network.modules() if isinstance(module, attention_sites.Attend)}
     if attention != "tilewright" or not sites:
         raise ConfigError(
             "plans: expected attention 'tilewright' over fixed patterns, found "

@@ -15,7 +15,7 @@ from torch import nn
 from tilewright import devices
 from tilewright.core import artifacts, caches, contents, provenance, timing
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.networks import _maps, backends
+from tilewright.networks import backends, map_operators
 from tilewright.networks.path import Path
 
 KIND, VERSION = "kernels", 1
@@ -99,7 +99,7 @@ def _chosen(network, operators, images, path, kept, found):
     for key, arguments in seen.items():
         if key in operators.chosen:
             continue
-        forms, text = (_maps.TORCH, *_maps.forms(key[0], images.device)), _text(key[0], arguments)
+        forms, text = (map_operators.TORCH, *map_operators.forms(key[0], images.device)), _text(key[0], arguments)
         tried = [_checked(key, arguments, form) for form in forms if form == kept.get(text)]
         if [row["status"] for row in tried] != ["ok"]:
             tried = [_measured(key, arguments, form) for form in forms]
@@ -129,9 +129,9 @@ def _measured(key, arguments, form):
     row = _checked(key, arguments, form)
     if row["status"] != "ok":
         return row
-    operator, kind = getattr(_maps, key[0]), _first(arguments).device.type
+    operator, kind = getattr(map_operators, key[0]), _first(arguments).device.type
     time = timing.time_gpu if devices.facts(kind).GPU_TIMER else timing.time_call
-    return row | {"us": time(lambda: _maps.run(operator, arguments, form), **EFFORT).p50_us}
+    return row | {"us": time(lambda: map_operators.run(operator, arguments, form), **EFFORT).p50_us}
 
 
 def _checked(key, arguments, form):
@@ -139,10 +139,10 @@ def _checked(key, arguments, form):
     (name, dtype, shapes), x = key, _first(arguments)
     row = {"operator": name, "dtype": str(dtype).removeprefix("torch."), "shapes": str(shapes), "form": form}
     row |= {"status": "ok", "reason": "", "chosen": False}
-    operator = getattr(_maps, name)
-    refusals = () if form == _maps.TORCH else backends.maps(x.device.type).REFUSALS  # type: ignore[union-attr]  # torch's modules do not tell the types of what they hold
+    operator = getattr(map_operators, name)
+    refusals = () if form == map_operators.TORCH else backends.maps(x.device.type).REFUSALS  # type: ignore[union-attr]  # torch's modules do not tell the types of what they hold
     try:
-        found = _maps.run(operator, arguments, form).float()
+        found = map_operators.run(operator, arguments, form).float()
     except refusals as reason:
         return row | {"status": "skipped", "reason": str(reason)}
     # Not in TensorFloat-32, which convolutions on a GPU take by default.
@@ -150,7 +150,7 @@ def _checked(key, arguments, form):
         expected = operator(*_in_float32(arguments))
     error = float((found - expected).abs().max() / expected.abs().max())
     # Torch's own rounds each map before it is added; it is what others replace, and passes.
-    tolerance = float("inf") if form == _maps.TORCH else max(LEAST, ROUNDINGS * torch.finfo(dtype).eps)
+    tolerance = float("inf") if form == map_operators.TORCH else max(LEAST, ROUNDINGS * torch.finfo(dtype).eps)
     row |= {"error": error, "tolerance": tolerance}
     if not error <= tolerance:
         return row | {"status": "failed", "reason": f"differs by {error:.2g} of the largest value from float32"}

@@ -23,7 +23,7 @@ _LIBRARY.define(
 
 
 def register(layer: torch.nn.Module) -> str:
-    """Make `layer`, a `_sites.Attend`, known to the operator; return its name."""
+    """Make `layer`, a `attention_sites.Attend`, known to the operator; return its name."""
     name = uuid.uuid4().hex
     _LAYERS[name] = layer
     return name

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tilewright.core import sides
 from tilewright.masks import regionvit as pattern
-from tilewright.networks import _sites
+from tilewright.networks import attention_sites
 
 
 class Windows:
@@ -40,7 +40,7 @@ class Windows:
             return torch.where(local, pattern.offset_index(y[k] - y[q], x[k] - x[q], window), (2 * window - 1) ** 2)
 
         # A single window is full attention, which is the same in every mode.
-        self.site = _sites.Site(
+        self.site = attention_sites.Site(
             attention if n_regional > 1 else "native",
             lambda: pattern.windows(side, regions, window),
             heads,
@@ -54,17 +54,17 @@ class Windows:
         """Grids [B, C, r, s] and [B, C, n, m] to tokens [B, N, C]; padding is zero."""
         grids = [grid.flatten(2).transpose(1, 2) for grid in (regionals, locals_)]
         x = torch.cat((*grids, torch.zeros_like(grids[0][:, :1])), 1)
-        return x.index_select(1, _sites.resident(self, "_tokens", x.device))
+        return x.index_select(1, attention_sites.resident(self, "_tokens", x.device))
 
     def leave(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Undo `enter`; padding is dropped."""
-        x = x.index_select(1, _sites.resident(self, "_back", x.device)).transpose(1, 2)
+        x = x.index_select(1, attention_sites.resident(self, "_back", x.device)).transpose(1, 2)
         regionals, locals_ = x.split((self.n_regional, self.zero - self.n_regional), 2)
         return regionals.unflatten(2, self.regions), locals_.unflatten(2, self.grid)
 
     def regionals(self, device: torch.device | str) -> torch.Tensor:
         """Where the regional tokens stand, a tensor on `device`."""
-        return _sites.resident(self, "_back", device)[: self.n_regional]
+        return attention_sites.resident(self, "_back", device)[: self.n_regional]
 
     @cached_property
     def _tokens(self):
@@ -113,10 +113,10 @@ class Windows:
         """The windows as one batch: q, k, v [B, H, r s (1 + w^2), D], bias [H, n]."""
         batch, length = len(q), 1 + self.window**2
         q, k, v = (x.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-        mask = bias[:, _sites.resident(self, "_bias_indices", bias.device)][None]
+        mask = bias[:, attention_sites.resident(self, "_bias_indices", bias.device)][None]
         if self._seen is not None:
             hidden = torch.finfo(mask.dtype).min
-            seen = _sites.resident(self, "_seen", mask.device)
+            seen = attention_sites.resident(self, "_seen", mask.device)
             mask = torch.where(seen[:, None], mask, hidden).repeat(batch, 1, 1, 1)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return out.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)

@@ -5,8 +5,8 @@
     ``copier(device) -> callable(out, x)``: copies x to out, contiguous tensors of one shape and type on that
         ``torch.device``, at the least cost for the host.
     ``decode(…, form)``, ``dwconv_gelu(…, form)``, ``patches(…, form)``, ``norm(…, form)``, ``norm_linear(…, form)``,
-        ``attention(…, form)``, ``linear_add(…, form)``: what the operators of these names in `networks._maps` compute,
-        with sums in float32. Raises `PatternError` for tensors of several types, or that need a gradient.
+        ``attention(…, form)``, ``linear_add(…, form)``: what the operators of these names in `networks.map_operators`
+        compute, with sums in float32. Raises `PatternError` for tensors of several types, or that need a gradient.
 """
 
 from types import ModuleType

@@ -19,14 +19,14 @@ from torch import nn
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.registry import member
 from tilewright.masks import deit as pattern
-from tilewright.networks import _precision, _sites, _vit
+from tilewright.networks import _precision, attention_sites, vit_parts
 from tilewright.networks import batching as batchings
-from tilewright.networks._layouts import Rectangle
+from tilewright.networks.token_layouts import Rectangle
 from tilewright.packed import pack, pruners
 
 EXCHANGED = batchings
 # The names of `transformers`, saved and of a model of version 5, and the official ones. One after the other.
-_TRANSFORMERS: dict[str, _vit.Replacement] = {
+_TRANSFORMERS: dict[str, vit_parts.Replacement] = {
     r"^(?:vit|deit)\.": "",
     r"^(?:encoder\.layer|layers)\.": "blocks.",
     r"^embeddings\.patch_embeddings\.projection\.": "patch_embed.proj.",
@@ -45,7 +45,7 @@ _TRANSFORMERS: dict[str, _vit.Replacement] = {
 }
 
 
-class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
+class Options(vit_parts.Sizes, frozen=True, forbid_unknown_fields=True):
     """One network. image_size: pixels a side, or (height, width), of patches of 16; what is left over at the right and
     at the bottom is not seen.
 
@@ -124,11 +124,11 @@ def timm_name(options: Options) -> str:
 def adapt(state: dict[str, torch.Tensor], network: "Network") -> dict:
     """The state of DeiT, timm, `transformers`, or a pruner of official names, under this network's names and shapes."""
     if any(re.match(r"(?:(?:vit|deit)\.)?embeddings\.", key) for key in state):
-        state = _vit.renamed(state, _TRANSFORMERS)
-        state = _vit.joined(state, (".attn.q.", ".attn.k.", ".attn.v."), ".attn.qkv.")
+        state = vit_parts.renamed(state, _TRANSFORMERS)
+        state = vit_parts.joined(state, (".attn.q.", ".attn.k.", ".attn.v."), ".attn.qkv.")
     # As DeiT and EViT resize it; DynamicViT resizes bilinearly.
     mode = "bilinear" if network.options.pruner == "dynamicvit" else "bicubic"
-    _vit.resize_positions(state, network, mode, network.options.grid, 1 + network.options.distilled)
+    vit_parts.resize_positions(state, network, mode, network.options.grid, 1 + network.options.distilled)
     learned = network.options.pruning()[1].learned
     for own, tensor in network.pruner.state_dict().items():
         if own in state or not learned:
@@ -146,10 +146,10 @@ class Network(nn.Module):
         self.options = options
         self._batch_by(batching)
         width, heads = pattern.VARIANTS[options.variant]
-        self.patch_embed = _vit.Patches(3, width, pattern.PATCH)
+        self.patch_embed = vit_parts.Patches(3, width, pattern.PATCH)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))  # as of torch.nn
         self.pos_embed = nn.Parameter(torch.zeros(1, options.n_tokens, width))  # as of torch.nn
-        self.blocks = nn.ModuleList(_vit.Block(width, heads) for _ in range(pattern.DEPTH))
+        self.blocks = nn.ModuleList(vit_parts.Block(width, heads) for _ in range(pattern.DEPTH))
         self.norm = nn.LayerNorm(width, 1e-6)
         self.head = nn.Linear(width, options.num_classes)
         tables = [self.cls_token, self.pos_embed]
@@ -159,9 +159,9 @@ class Network(nn.Module):
             tables.append(self.dist_token)
         module, settings = options.pruning()
         # Last: the same seed draws the same DeiT whatever prunes it.
-        _vit.initialise(self, *tables)
+        vit_parts.initialise(self, *tables)
         self.pruner = module.Pruner(settings, width, options.n_tokens)
-        _vit.initialise(self.pruner)
+        vit_parts.initialise(self.pruner)
 
     def _batch_by(self, name):
         self.batching = name
@@ -201,7 +201,7 @@ class Network(nn.Module):
             if i in self.pruner.before:
                 x, layout = prune(x)
             heads = block.attn.split(block.norm1(x))  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
-            x = x + block.attn.proj(_sites.timed(layout.attend, *heads).flatten(-2))  # type: ignore[operator, union-attr]  # torch's modules do not tell the types of what they hold
+            x = x + block.attn.proj(attention_sites.timed(layout.attend, *heads).flatten(-2))  # type: ignore[operator, union-attr]  # torch's modules do not tell the types of what they hold
             if i in self.pruner.inside:
                 x, layout = prune(x, heads)
             x = x + block.mlp(block.norm2(x))  # type: ignore[operator]  # torch's modules do not tell the types of what they hold

@@ -24,7 +24,7 @@ from torch import nn
 
 from tilewright.core.errors import ConfigError
 from tilewright.masks import dynamicvit as pattern
-from tilewright.networks import _precision, _pruned, _sites, _vit, attentions
+from tilewright.networks import _precision, _pruned, attention_sites, attentions, vit_parts
 from tilewright.packed import pack
 from tilewright.packed.pruners._predictor import Predictor
 
@@ -38,7 +38,7 @@ SKIP = 2.0
 PATCH_SHARE = 0.5
 
 
-class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
+class Options(vit_parts.Sizes, frozen=True, forbid_unknown_fields=True):
     """One network. image_size: pixels a side, or (height, width). patch: pixels, 16 as published, others for DeiTs.
 
     keep_ratio: rho; each pruning leaves this share of those before it, ``int(n rho^i)`` of all n patches.
@@ -87,7 +87,7 @@ def name(options: Options) -> str:
 
 def adapt(state: dict[str, torch.Tensor], network: "Network") -> dict[str, torch.Tensor]:
     """The official state with its position table resized, bilinearly as the official code does."""
-    _vit.resize_positions(state, network, "bilinear", network.options.grid)
+    vit_parts.resize_positions(state, network, "bilinear", network.options.grid)
     return state
 
 
@@ -99,7 +99,7 @@ class Network(nn.Module):
         super().__init__()
         self.options, self.attention = options, attention
         width, heads, self.prune_before = pattern.VARIANTS[options.variant]
-        self.patch_embed = _Stem(width, options.patch) if options.lvvit else _vit.Patches(3, width, options.patch)
+        self.patch_embed = _Stem(width, options.patch) if options.lvvit else vit_parts.Patches(3, width, options.patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))  # as of torch.nn
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + options.grid[0] * options.grid[1], width))  # as of torch.nn
         # In all five networks the prunings cut the depth in four.
@@ -109,7 +109,7 @@ class Network(nn.Module):
         if options.lvvit:
             self.aux_head = nn.Linear(width, options.num_classes)
         self.score_predictor = nn.ModuleList(Predictor(width) for _ in self.prune_before)
-        _vit.initialise(self, self.cls_token, self.pos_embed)
+        vit_parts.initialise(self, self.cls_token, self.pos_embed)
 
     @_precision.checked
     def forward(self, images: torch.Tensor, only_kept: bool = False) -> torch.Tensor:
@@ -137,7 +137,7 @@ class Network(nn.Module):
         patch = torch.arange(rows * columns, device=x.device).expand(len(x), -1)
         alive = torch.ones_like(patch, dtype=torch.bool)
         kept: list = []
-        hide, attend = _pruned.HIDING.get(self.attention), _sites.full
+        hide, attend = _pruned.HIDING.get(self.attention), attention_sites.full
         for i, block in enumerate(self.blocks):
             if i in self.prune_before:
                 score = self.score_predictor[len(kept)](x[:, 1:], alive).masked_fill(~alive, -torch.inf)
@@ -149,7 +149,7 @@ class Network(nn.Module):
                     stay = torch.zeros_like(alive).scatter(1, best, True)
                     seen = F.pad(stay, (1, 0), value=True)
                     if hide:
-                        alive, attend = stay, partial(_sites.timed, _sites.timed(hide, seen, x.dtype))
+                        alive, attend = stay, partial(attention_sites.timed, attention_sites.timed(hide, seen, x.dtype))
                     else:
                         x, attend = _pack(x, seen, 1 + best.shape[1])
                         patch, alive = kept[-1], alive.gather(1, best)
@@ -167,14 +167,15 @@ def _pack(x, keep, count):
     packing = pack.pack(keep, len(x) * count)
     recorded = pack.differentiates(x.device)
     gather, attend_packed = (
-        call if recorded else partial(_sites.without_backward, call) for call in (packing.gather, packing.attend)
+        call if recorded else partial(attention_sites.without_backward, call)
+        for call in (packing.gather, packing.attend)
     )
 
     def attend(q, k, v):
         packed = (heads.transpose(1, 2).flatten(0, 1) for heads in (q, k, v))
         return attend_packed(*packed).unflatten(0, (-1, count)).transpose(1, 2)
 
-    return gather(x).unflatten(0, (-1, count)), partial(_sites.timed, attend)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
+    return gather(x).unflatten(0, (-1, count)), partial(attention_sites.timed, attend)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
 
 
 def _eps(lvvit):
@@ -182,7 +183,7 @@ def _eps(lvvit):
     return 1e-5 if lvvit else 1e-6
 
 
-class _Stem(_vit.Patches):
+class _Stem(vit_parts.Patches):
     """LV-ViT's: three convolutions, which halve the image, before the patches."""
 
     def __init__(self, width, patch):
@@ -200,5 +201,5 @@ class _Stem(_vit.Patches):
 
 def _block(width, heads, lvvit):
     if lvvit:
-        return _vit.Block(width, heads, eps=_eps(lvvit), ratio=3, bias=False, skip=SKIP)
-    return _vit.Block(width, heads, eps=_eps(lvvit))
+        return vit_parts.Block(width, heads, eps=_eps(lvvit), ratio=3, bias=False, skip=SKIP)
+    return vit_parts.Block(width, heads, eps=_eps(lvvit))

@@ -13,7 +13,7 @@ from torch import nn
 
 from tilewright.core.errors import ConfigError
 from tilewright.masks import regionvit as pattern
-from tilewright.networks import _parameters, _precision, _sites, _vit, attentions
+from tilewright.networks import _parameters, _precision, attention_sites, attentions, vit_parts
 from tilewright.networks._region_windows import Windows
 
 EXCHANGED = attentions
@@ -29,7 +29,7 @@ PATCH = 4
 MLP_RATIO = 4
 
 
-class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
+class Options(vit_parts.Sizes, frozen=True, forbid_unknown_fields=True):
     """One network. image_size: pixels a side, or (height, width). window: w, local tokens along a side of a region;
     default 7.
 
@@ -197,17 +197,17 @@ class _Block(nn.Module):
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
         self.attn = _Attention(width, windows)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = _vit.Mlp(width, MLP_RATIO * width)
+        self.mlp = vit_parts.Mlp(width, MLP_RATIO * width)
 
     def forward(self, x, regionals):
         own = x.index_select(1, regionals)
         # In place: nobody else holds these tokens.
-        x.index_copy_(1, regionals, own + self.attn(self.norm0(own), _sites.full))
+        x.index_copy_(1, regionals, own + self.attn(self.norm0(own), attention_sites.full))
         x = x + self.attn(self.norm1(x), self.attn.in_windows)
         return x + self.mlp(self.norm2(x))
 
 
-class _Attention(_vit.Attention):
+class _Attention(vit_parts.Attention):
     def __init__(self, width, windows):
         super().__init__(width, windows.site.heads, bias=True)
         self.rel_pos = nn.Parameter(0.02 * torch.randn(self.heads, (2 * windows.window - 1) ** 2))  # as of torch.nn

@@ -19,7 +19,7 @@ from torch import nn
 
 from tilewright.core.errors import ConfigError, Unavailable
 from tilewright.masks import segformer as pattern
-from tilewright.networks import _maps, _parameters, _precision, _vit, attentions
+from tilewright.networks import _parameters, _precision, attentions, map_operators, vit_parts
 from tilewright.networks.layers import segformer as layers
 from tilewright.networks.path import DECODERS, LEVELS, Path, Stages, checked, parse, scaled
 
@@ -72,7 +72,7 @@ _PARTS = {
 }
 
 
-class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
+class Options(map_operators.Options, frozen=True, forbid_unknown_fields=True):
     """One network. image_size: pixels a side, or (height, width). decoder: of its full path, see `DECODERS`."""
 
     decoder: str = "folded"
@@ -131,7 +131,7 @@ def _from_transformers(state):
         for theirs, ours in _PARTS.items():
             key = key.replace(theirs, ours)
         renamed[key] = tensor
-    return _vit.joined(renamed, (".attn.k.", ".attn.v."), ".attn.kv.")
+    return vit_parts.joined(renamed, (".attn.k.", ".attn.v."), ".attn.kv.")
 
 
 class Folded(NamedTuple):
@@ -149,10 +149,10 @@ class Network(_parameters.Counted):
         super().__init__()
         self.options, self.attention = options, attention
         self._full = Path.full(options)
-        self.operators = _maps.Operators()
+        self.operators = map_operators.Operators()
         self.backbone = _Backbone(options, self.operators)
         self.decode_head = _Decoder(options, self.operators)
-        _maps.initialise(self)
+        map_operators.initialise(self)
         nn.init.normal_(self.decode_head.linear_pred.weight, std=0.01)
 
     @_precision.checked
@@ -172,9 +172,9 @@ class Network(_parameters.Counted):
             raise Unavailable(f"attention {self.attention}: SegFormer attends to everything, expected dense or native")
         path = self.path(path)
         if path.scale != 1:
-            images = _maps.resized(images, scaled(self.options.pixels, path.scale))
+            images = map_operators.resized(images, scaled(self.options.pixels, path.scale))
         maps = self.decode_head(self.backbone(images, path, stages), path, folded)
-        return maps if path.scale == 1 else _maps.resized(maps, pattern.grids(self.options.pixels)[0])
+        return maps if path.scale == 1 else map_operators.resized(maps, pattern.grids(self.options.pixels)[0])
 
     def path(self, path: Path | str | None = None) -> Path:
         """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""
@@ -257,8 +257,8 @@ class _Backbone(nn.Module):
                 if keep == "1":
                     x = block(x, grid)
             norm = getattr(self, f"norm{stage}")
-            x = self.operators(_maps.norm, x, norm.weight, norm.bias, norm.eps)
-            found.append(_maps.to_map(x, grid))
+            x = self.operators(map_operators.norm, x, norm.weight, norm.bias, norm.eps)
+            found.append(map_operators.to_map(x, grid))
         if stages:
             stages.keep(path, found)
         return found
@@ -277,7 +277,7 @@ class _Patches(nn.Module):
         conv, norm = self.proj, self.norm
         grid = tuple(-(-side // self.stride) for side in x.shape[2:])
         of_norm = norm.weight, norm.bias, norm.eps
-        return self.operators(_maps.patches, x, conv.weight, conv.bias, self.stride, *of_norm), grid
+        return self.operators(map_operators.patches, x, conv.weight, conv.bias, self.stride, *of_norm), grid
 
 
 class _Block(nn.Module):
@@ -300,7 +300,7 @@ class _Block(nn.Module):
         """Tokens x and a branch, behind its last layer."""
         if self.training and self.drop_path:
             return x + self._kept(linear(branch))
-        return self.operators(_maps.linear_add, branch, linear.weight, linear.bias, x)
+        return self.operators(map_operators.linear_add, branch, linear.weight, linear.bias, x)
 
     def _kept(self, branch):
         """In training, `branch` for all but some images, chosen anew, and as much more for the others."""
@@ -327,7 +327,7 @@ class _Attention(nn.Module):
         if self.sr is not None:
             reduced = self.sr.weight, self.sr.bias, self.norm.weight, self.norm.bias, self.norm.eps
         keys = *reduced, self.kv.weight, self.kv.bias
-        return self.operators(_maps.attention, x, grid, self.heads, *queries, *keys)
+        return self.operators(map_operators.attention, x, grid, self.heads, *queries, *keys)
 
 
 class _MixMlp(nn.Module):
@@ -340,8 +340,10 @@ class _MixMlp(nn.Module):
     def forward(self, x, norm, grid):
         """Tokens x [B, N, C] of a grid, behind `norm`. Its last layer, `fc2`, is the caller's."""
         conv = self.dwconv["dwconv"]
-        x = self.operators(_maps.norm_linear, x, norm.weight, norm.bias, norm.eps, self.fc1.weight, self.fc1.bias)
-        return self.operators(_maps.dwconv_gelu, x, grid, conv.weight, conv.bias)
+        x = self.operators(
+            map_operators.norm_linear, x, norm.weight, norm.bias, norm.eps, self.fc1.weight, self.fc1.bias
+        )
+        return self.operators(map_operators.dwconv_gelu, x, grid, conv.weight, conv.bias)
 
 
 class _Linear(nn.Module):
@@ -365,7 +367,7 @@ class _Decoder(nn.Module):
         self.linear_fuse = nn.ModuleDict({"conv": conv, "bn": nn.BatchNorm2d(channels)})
         self.linear_pred = nn.Conv2d(channels, options.num_classes, 1)
         # What was made of the weights last, by what it is.
-        self._made = _maps.Remembered()
+        self._made = map_operators.Remembered()
 
     def forward(self, maps, path, folded=None):
         """maps: of the stages that `path` runs."""
@@ -400,20 +402,22 @@ class _Decoder(nn.Module):
         if self.training:
             bias, total = bias.to(weights[0].dtype), None
             for x, weight in zip(maps, weights, strict=True):
-                part = _maps.product(x, weight, bias if total is None else None)
+                part = map_operators.product(x, weight, bias if total is None else None)
                 if part.shape[2:] != grid:
                     sides = zip(part.shape[2:], grid, strict=True)
-                    part = _maps.spread(part, *(_maps.interpolation(*side, part.dtype, part.device) for side in sides))
+                    part = map_operators.spread(
+                        part, *(map_operators.interpolation(*side, part.dtype, part.device) for side in sides)
+                    )
                 total = part if total is None else total + part
             return self._predicted(self.linear_fuse["bn"](total))
         return self.operators(
-            _maps.decode, maps, weights, bias, grid, self.linear_pred.weight.flatten(1), self.linear_pred.bias
+            map_operators.decode, maps, weights, bias, grid, self.linear_pred.weight.flatten(1), self.linear_pred.bias
         )
 
     def _published(self, maps, grid, levels):
         """The published operators; a level that is left out has no columns in the convolution."""
         maps = [
-            _maps.resized(_maps.product(x, self._linear(level).weight, self._linear(level).bias), grid)
+            map_operators.resized(map_operators.product(x, self._linear(level).weight, self._linear(level).bias), grid)
             for x, level in zip(maps, levels, strict=True)
         ]
         # The last level comes first.
@@ -438,12 +442,12 @@ class _Decoder(nn.Module):
         fused channel is the batch norm's weight. They are compared in float32: in 16 bits some tie.
         """
         bn, fuse, predict = self.linear_fuse["bn"], self._fuse, self.linear_pred.weight.flatten(1)
-        outputs = _maps.largest(bn.weight.float().abs() * predict.float().norm(dim=0), path.width)  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
+        outputs = map_operators.largest(bn.weight.float().abs() * predict.float().norm(dim=0), path.width)  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
         linears: list = []
         parts: list = []
         for level in path.levels:
             linear, part = self._linear(level), fuse[:, self._columns(level)]
-            kept = _maps.largest(part.float().norm(dim=0) * linear.weight.float().norm(dim=1), path.fuse)
+            kept = map_operators.largest(part.float().norm(dim=0) * linear.weight.float().norm(dim=1), path.fuse)
             linears.append((linear.weight[kept], linear.bias[kept]))
             parts.insert(0, part[outputs][:, kept])
         norm = [x[outputs] for x in (bn.running_mean, bn.running_var, bn.weight, bn.bias)]  # type: ignore[index]  # torch's modules do not tell the types of what they hold
@@ -451,7 +455,10 @@ class _Decoder(nn.Module):
 
     def _narrow(self, maps, grid, narrowed):
         linears, fuse, norm, predict = narrowed
-        maps = [_maps.resized(_maps.product(x, *linear), grid) for x, linear in zip(maps, linears, strict=True)]
+        maps = [
+            map_operators.resized(map_operators.product(x, *linear), grid)
+            for x, linear in zip(maps, linears, strict=True)
+        ]
         x = F.batch_norm(F.conv2d(torch.cat(maps[::-1], 1), fuse), *norm, eps=self.linear_fuse["bn"].eps)  # type: ignore[arg-type, misc]  # mypy does not know the length of what is unpacked
         return F.conv2d(x.relu(), predict, self.linear_pred.bias)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from tilewright.graph import from_distinct_rows
 from tilewright.masks import swin as pattern
-from tilewright.networks import _maps, _parameters, _precision, _sites, _vit, attentions
+from tilewright.networks import _parameters, _precision, attention_sites, attentions, map_operators, vit_parts
 from tilewright.networks.layers import swin as layers
 from tilewright.networks.path import Path, Stages, checked, parse
 
@@ -26,7 +26,7 @@ HIDDEN = -100.0
 
 # Names of the Hugging Face form, in files and, since transformers 5, in memory, and what they are called here, one
 # after the other.
-_RENAMED: dict[str, _vit.Replacement] = {
+_RENAMED: dict[str, vit_parts.Replacement] = {
     r"^backbone\.(swin\.)?embeddings\.patch_embeddings\.projection\.": "backbone.patch_embed.proj.",
     r"^backbone\.(swin\.)?embeddings\.norm\.": "backbone.patch_embed.norm.",
     r"^backbone\.(swin\.)?encoder\.": "backbone.",
@@ -44,7 +44,7 @@ _RENAMED: dict[str, _vit.Replacement] = {
 }
 
 
-class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
+class Options(map_operators.Options, frozen=True, forbid_unknown_fields=True):
     """One network. image_size: pixels a side, or (height, width)."""
 
     FAMILY = pattern  # type: ignore[misc]  # mypy takes it for a field
@@ -64,8 +64,8 @@ def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict:
     if any(key.startswith(("backbone.embeddings.", "backbone.swin.embeddings.")) for key in state):
         # The norm of a classifier is one that a backbone does not call.
         state = {k: x for k, x in state.items() if not re.match(r"backbone\.(swin\.)?layernorm\.", k)}
-        state = _vit.renamed(state, _RENAMED)
-        state = _vit.joined(state, (".attn.q.", ".attn.k.", ".attn.v."), ".attn.qkv.")
+        state = vit_parts.renamed(state, _RENAMED)
+        state = vit_parts.joined(state, (".attn.q.", ".attn.k.", ".attn.v."), ".attn.qkv.")
     # What follows from the sizes, and what only training reads.
     unused = (".relative_position_index", ".attn_mask")
     return {k: x for k, x in state.items() if not k.endswith(unused) and not k.startswith("auxiliary_head.")}
@@ -81,7 +81,7 @@ class Network(_parameters.Counted):
         self._full = Path.full(options)
         self.backbone = _Backbone(options, attention)
         self.decode_head = _UPerNet(options)
-        _maps.initialise(self)
+        map_operators.initialise(self)
         nn.init.normal_(self.decode_head.conv_seg.weight, std=0.01)
 
     @_precision.checked
@@ -107,7 +107,7 @@ class _Backbone(nn.Module):
     def __init__(self, options, attention):
         super().__init__()
         size, grids = pattern.VARIANTS[options.variant], pattern.grids(options.pixels)
-        self.patch_embed = _vit.Patches(3, size.width, pattern.PATCH)
+        self.patch_embed = vit_parts.Patches(3, size.width, pattern.PATCH)
         self.patch_embed.norm = nn.LayerNorm(size.width, EPS)
         self.layers = nn.ModuleList()
         for stage, depth in enumerate(size.depths):
@@ -127,8 +127,8 @@ class _Backbone(nn.Module):
             for block, keep in zip(layer.blocks, path.blocks[stage], strict=True):  # type: ignore[arg-type]  # torch's modules do not tell the types of what they hold
                 if keep == "1":
                     x = block(x)
-            normed = getattr(self, f"norm{stage}")(_maps.to_tokens(x))
-            given.append((x, _maps.to_map(normed, x.shape[2:])))
+            normed = getattr(self, f"norm{stage}")(map_operators.to_tokens(x))
+            given.append((x, map_operators.to_map(normed, x.shape[2:])))
         if stages:
             stages.keep(path, given)
         return [normed for _, normed in given]
@@ -136,7 +136,7 @@ class _Backbone(nn.Module):
     def _patches(self, images):
         below, right = (-side % pattern.PATCH for side in images.shape[2:])
         x = self.patch_embed(F.pad(images, (0, right, 0, below)))
-        return _maps.to_map(self.patch_embed.norm(_maps.to_tokens(x)), x.shape[2:])  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
+        return map_operators.to_map(self.patch_embed.norm(map_operators.to_tokens(x)), x.shape[2:])  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
 
 
 class _Stage(nn.Module):
@@ -166,19 +166,19 @@ class _Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width, EPS), nn.LayerNorm(width, EPS)
         self.attn = _Attention(width, windows)
-        self.mlp = _vit.Mlp(width, pattern.MLP_RATIO * width)
+        self.mlp = vit_parts.Mlp(width, pattern.MLP_RATIO * width)
 
     def forward(self, x):
         """A map; padding follows the norm, so that its keys are the projection's bias, which unshifted windows see."""
-        grid, x = x.shape[2:], _maps.to_tokens(x)
+        grid, x = x.shape[2:], map_operators.to_tokens(x)
         windows = self.attn.windows
-        padded = windows.padded(_maps.to_map(self.norm1(x), grid))
-        out = _maps.to_map(self.attn.in_windows(_maps.to_tokens(padded)), padded.shape[2:])
-        x = x + _maps.to_tokens(out[:, :, : grid[0], : grid[1]])
-        return _maps.to_map(x + self.mlp(self.norm2(x)), grid)
+        padded = windows.padded(map_operators.to_map(self.norm1(x), grid))
+        out = map_operators.to_map(self.attn.in_windows(map_operators.to_tokens(padded)), padded.shape[2:])
+        x = x + map_operators.to_tokens(out[:, :, : grid[0], : grid[1]])
+        return map_operators.to_map(x + self.mlp(self.norm2(x)), grid)
 
 
-class _Attention(_vit.Attention):
+class _Attention(vit_parts.Attention):
     def __init__(self, width, windows):
         super().__init__(width, windows.site.heads, bias=True)
         self.windows = windows
@@ -204,7 +204,7 @@ class Windows:
         self.shift = shift
         self.grid = tuple(-(-side // window) * window for side in grid)
         self._padding = [whole - side for whole, side in zip(self.grid, grid, strict=True)]
-        self.site = _sites.Site(attention, self._graph, heads, head_dim, self.native, self._bias_index)
+        self.site = attention_sites.Site(attention, self._graph, heads, head_dim, self.native, self._bias_index)
 
     @classmethod
     def pair(cls, grid: tuple[int, int], heads: int, head_dim: int, attention: str) -> "tuple[Windows, Windows]":
@@ -238,9 +238,9 @@ class Windows:
         """The windows as one batch, rolled where they are shifted: q, k, v [B, H, N, D], bias [H, n]."""
         (rows, columns), w, batch = self.grid, pattern.WINDOW, len(q)
         q, k, v = (self._windows(x) for x in (q, k, v))
-        mask = bias[:, _sites.resident(self, "_indices", bias.device)][None]
+        mask = bias[:, attention_sites.resident(self, "_indices", bias.device)][None]
         if self.shift:
-            apart = _sites.resident(self, "_apart", mask.device).to(mask.dtype)
+            apart = attention_sites.resident(self, "_apart", mask.device).to(mask.dtype)
             mask = (mask + HIDDEN * apart[:, None]).repeat(batch, 1, 1, 1)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         out = out.view(batch, rows // w, columns // w, *out.shape[1:3], -1).unflatten(4, (w, w))
@@ -301,25 +301,25 @@ class _UPerNet(nn.Module):
         self.fpn_convs = nn.ModuleList(_ConvModule(channels, channels, 3) for _ in widths[:3])
         self.fpn_bottleneck = _ConvModule(4 * channels, channels, 3)
         self.conv_seg = nn.Conv2d(channels, options.num_classes, 1)
-        self._made = _maps.Remembered()
+        self._made = map_operators.Remembered()
 
     def forward(self, maps, path):
         """maps: of the four stages."""
         last = maps[3]
-        pooled = [_maps.resized(module(last), last.shape[2:]) for module in self.psp_modules]
+        pooled = [map_operators.resized(module(last), last.shape[2:]) for module in self.psp_modules]
         maps = [conv(x) for conv, x in zip(self.lateral_convs, maps[:3], strict=True)]
         maps.append(self.bottleneck(torch.cat((last, *pooled), 1)))
         for level in (3, 2, 1):
-            maps[level - 1] = maps[level - 1] + _maps.resized(maps[level], maps[level - 1].shape[2:])
+            maps[level - 1] = maps[level - 1] + map_operators.resized(maps[level], maps[level - 1].shape[2:])
         grid = maps[0].shape[2:]
         if path.fuse is None and path.width is None:
             maps = [conv(x) for conv, x in zip(self.fpn_convs, maps[:3], strict=True)] + maps[3:]
-            x = self.fpn_bottleneck(torch.cat([_maps.resized(x, grid) for x in maps], 1))
+            x = self.fpn_bottleneck(torch.cat([map_operators.resized(x, grid) for x in maps], 1))
             return self.conv_seg(F.dropout2d(x, DROPOUT, self.training))
         tables = [*self.parameters(), *self.buffers()]
         convs, kept, fuse, predict = self._made(path, lambda: self._narrowed(path), tables, fresh=self.training)
         maps = [_convolved(x, *conv) for conv, x in zip(convs, maps[:3], strict=True)] + [maps[3][:, kept]]
-        x = _convolved(torch.cat([_maps.resized(x, grid) for x in maps], 1), *fuse)
+        x = _convolved(torch.cat([map_operators.resized(x, grid) for x in maps], 1), *fuse)
         return F.conv2d(x, predict, self.conv_seg.bias)
 
     def _narrowed(self, path):
@@ -329,11 +329,13 @@ class _UPerNet(nn.Module):
         """
         channels, predict = pattern.CHANNELS, self.conv_seg.weight
         norms = [conv.bn for conv in (*self.fpn_convs, self.bottleneck)]
-        outputs = _maps.largest(self.fpn_bottleneck.bn.weight.abs() * predict.flatten(1).norm(dim=0), path.width)
+        outputs = map_operators.largest(
+            self.fpn_bottleneck.bn.weight.abs() * predict.flatten(1).norm(dim=0), path.width
+        )
         convs, parts = [], []
         for level, bn in enumerate(norms):
             part = self.fpn_bottleneck.conv.weight[:, level * channels : (level + 1) * channels]
-            kept = _maps.largest(bn.weight.abs() * torch.linalg.vector_norm(part, dim=(0, 2, 3)), path.fuse)
+            kept = map_operators.largest(bn.weight.abs() * torch.linalg.vector_norm(part, dim=(0, 2, 3)), path.fuse)
             parts.append(part[outputs][:, kept])
             if level < 3:
                 convs.append((self.fpn_convs[level].conv.weight[kept], _of(bn, kept)))  # type: ignore[index, union-attr]  # torch's modules do not tell the types of what they hold

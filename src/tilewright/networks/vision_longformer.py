@@ -15,7 +15,7 @@ from torch import nn
 
 from tilewright.core.errors import ConfigError
 from tilewright.masks.vision_longformer import GLOBALS, SPARSE_STAGES, STAGES
-from tilewright.networks import _parameters, _precision, _sites, _vit, attentions
+from tilewright.networks import _parameters, _precision, attention_sites, attentions, vit_parts
 from tilewright.networks._sliding_chunks import Windows, by_offset
 
 EXCHANGED = attentions
@@ -68,7 +68,7 @@ def published(variant: str) -> tuple[Shape, ...]:
     )
 
 
-class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
+class Options(vit_parts.Sizes, frozen=True, forbid_unknown_fields=True):
     """What decides a network. image_size: pixels a side, or (height, width).
 
     stages: a `Shape` each, instead of the variant's own. position: None for ``absolute``, as in the public code.
@@ -165,7 +165,7 @@ class Stage(nn.Sequential):
             self.windows = Windows(shape.grid, shape.n_global, shape.radius, mode)
             head_dim = shape.dim // shape.heads
             build, native, index = self.windows.graph, self.windows.attend, self.windows.bias_index
-            self.site = _sites.Site(attention, build, shape.heads, head_dim, native, index)
+            self.site = attention_sites.Site(attention, build, shape.heads, head_dim, native, index)
         for _ in range(shape.blocks):
             attend = SparseAttention(shape, self.windows, self.site) if shape.sparse else FullAttention(shape)
             self.append(AttentionBlock(shape.dim, attend)).append(MlpBlock(shape.dim))
@@ -232,7 +232,7 @@ class MlpBlock(nn.Module):
         """Four times as wide inside as `dim`."""
         super().__init__()
         self.norm = nn.LayerNorm(dim, EPS)
-        self.mlp = _vit.Mlp(dim, 4 * dim)
+        self.mlp = vit_parts.Mlp(dim, 4 * dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens [B, N, d] to tokens."""
@@ -258,7 +258,7 @@ class RelativePosition(nn.Module):
 class SparseAttention(RelativePosition):
     """Attention over a site's windows and globals."""
 
-    def __init__(self, shape: Shape, windows: Windows, site: _sites.Site):
+    def __init__(self, shape: Shape, windows: Windows, site: attention_sites.Site):
         """One layer at `site`."""
         super().__init__(shape, (2 * windows.radius, 2 * windows.radius))
         self.query = nn.Linear(shape.dim, shape.dim)
@@ -301,12 +301,12 @@ class FullAttention(RelativePosition):
         """Tokens [B, N, d] to tokens."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if not self.relative:
-            out = _sites.full(q, k, v)
+            out = attention_sites.full(q, k, v)
         else:
             ends, parts = 0, []
             for bias in self._biases():
                 begin, ends = ends, ends + bias.shape[1]
-                parts.append(_sites.full(q[:, :, begin:ends], k, v, bias))
+                parts.append(attention_sites.full(q[:, :, begin:ends], k, v, bias))
             out = torch.cat(parts, 2)
         return self.proj(out.transpose(1, 2).flatten(2))
 

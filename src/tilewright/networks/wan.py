@@ -20,7 +20,7 @@ from tilewright.core import registry
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.precision import in_float32
 from tilewright.masks import wan as pattern
-from tilewright.networks import _flow, _sites, video_attentions
+from tilewright.networks import attention_sites, rectified_flow, video_attentions
 from tilewright.networks.video_attentions import Call, Video
 from tilewright.slices import orders
 
@@ -266,7 +266,7 @@ class _Layer:
         """Attend."""
         if self.attention.stateful:
             return _told(self, q, k, v)
-        return _sites.timed(self.attention, q, k, v, None)
+        return attention_sites.timed(self.attention, q, k, v, None)
 
 
 class _Observed:
@@ -284,7 +284,7 @@ class _Observed:
 
 @torch.compiler.disable
 def _told(layer, q, k, v):
-    return _sites.timed(layer.attention, q, k, v, Call(layer.layer, **layer.now))
+    return attention_sites.timed(layer.attention, q, k, v, Call(layer.layer, **layer.now))
 
 
 class _Clip(NamedTuple):
@@ -497,9 +497,9 @@ class Network(nn.Module):
             generator = torch.Generator("cpu").manual_seed(seed)
             noise = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
         noise = noise.to(self.patch_embedding.weight.device, torch.float32)
-        velocity, passes = _flow.guided(self, text, negative, guidance)
-        sigmas = _flow.sigmas(steps, self.options.shift if shift is None else shift)
-        return Sample(_flow.euler(velocity, noise, sigmas), passes * steps)
+        velocity, passes = rectified_flow.guided(self, text, negative, guidance)
+        sigmas = rectified_flow.sigmas(steps, self.options.shift if shift is None else shift)
+        return Sample(rectified_flow.euler(velocity, noise, sigmas), passes * steps)
 
 
 def _check(latents, text):

@@ -16,9 +16,9 @@ from tilewright.attention.masks import Bias
 from tilewright.core import apart, arguments, operators, precision
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.provenance import sha256_arrays
-from tilewright.networks import _sites
-from tilewright.networks._plans import Plans
+from tilewright.networks import attention_sites
 from tilewright.networks.attentions import tilewright as planning
+from tilewright.networks.plans import Plans
 from tilewright.nn import patterns
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ HEAD_DIM_STEP = 8
 _SITES: WeakValueDictionary = WeakValueDictionary()
 
 
-def site_of(graph: "Graph", heads: int, head_dim: int, planned: Plans | None = None) -> _sites.Site:
+def site_of(graph: "Graph", heads: int, head_dim: int, planned: Plans | None = None) -> attention_sites.Site:
     """The shared `Site` of a pattern for so many heads: its order, its graph, its plans."""
     planned = Plans() if planned is None else planned
     key = graph.id, sha256_arrays(np.asarray(graph.row_hint)), heads, head_dim, repr(planned)
     found = _SITES.get(key)
     if found is None:
-        made = _sites.Site("tilewright", lambda: graph, heads, head_dim, native=None, planned=planned)
+        made = attention_sites.Site("tilewright", lambda: graph, heads, head_dim, native=None, planned=planned)
         found = _SITES.setdefault(key, made)
     return found
 
@@ -68,7 +68,7 @@ class Patterned:
         self.scale = head_dim**-0.5 if scale is None else scale
         self.plans = plans
         self._planned_dim = -(-head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
-        self._by_grid: dict[tuple[int, int], _sites.Site] = {}
+        self._by_grid: dict[tuple[int, int], attention_sites.Site] = {}
         self._plans: dict[tuple, object] = {}
 
     @property
@@ -76,7 +76,7 @@ class Patterned:
         """Whether the pattern is ``full``, by name: torch's dense attention then runs, with no plan."""
         return isinstance(self.pattern, str) and patterns.parse(self.pattern)[0] is patterns.NAMED[patterns.FULL][1]
 
-    def site(self, grid: Any) -> _sites.Site:
+    def site(self, grid: Any) -> attention_sites.Site:
         """The `Site` for a grid of ``(rows, columns)``. Raises as `patterns.graph`."""
         if grid not in self._by_grid:
             self._by_grid[grid] = self._site(grid)

@@ -22,7 +22,7 @@ from scipy import optimize
 
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
-from tilewright.paths import space
+from tilewright.paths import block_sets
 
 # Scales on which losses add up, the simplest first, and how close to 0 and 1 they tell accuracies apart.
 LINKS = ("identity", "log", "logit")
@@ -79,12 +79,12 @@ class Losses:
 
     def predict(self, path: Path) -> float:
         """Predicted accuracy of a path of the base."""
-        return float(self.accuracies(space.skips(path)))
+        return float(self.accuracies(block_sets.skips(path)))
 
 
 def pairs_of(base: Path, kind: str) -> tuple[tuple[int, int], ...]:
     """The pairs of a kind of `PAIRS`."""
-    places = space.free(base)
+    places = block_sets.free(base)
 
     def joined(i, j):
         same = places[i][0] == places[j][0]
@@ -109,7 +109,7 @@ def alike(known: Mapping[Path, Mapping[Path, float]]) -> list[list[Path]]:
     for base, accuracies in known.items():
         if (count := len(accuracies) - 1) < FEWEST:
             raise ConfigError(f"accuracy: expected at least {FEWEST} measured paths to fit to, found {count}")
-        found.setdefault(tuple(space.free(base)), []).append(base)
+        found.setdefault(tuple(block_sets.free(base)), []).append(base)
     return list(found.values())
 
 
@@ -137,7 +137,7 @@ class _Measured:
     def of(cls, base, known):
         paths, own = [path for path in known if path != base], known[base]
         accuracies = np.array([known[path] for path in paths], dtype=np.float64)
-        skips = np.array([space.skips(path) for path in paths], dtype=np.float64)
+        skips = np.array([block_sets.skips(path) for path in paths], dtype=np.float64)
         return cls(base, own, paths, skips, accuracies, HALVED / (HALVED + np.maximum(own - accuracies, 0)))
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.paths import space
+from tilewright.paths import block_sets
 from tilewright.paths.accuracy import Losses
 from tilewright.paths.latency import Latency
 
@@ -20,13 +20,13 @@ class Sets:
     """The sets of blocks of a base, those of few skips first, then the earliest text.
 
     skips: bool [sets, blocks]. saved_us, loss: float64 [sets], as `latency` and `losses` predict them. Raises
-    `ConfigError` beyond `space.MOST_BLOCKS` blocks.
+    `ConfigError` beyond `block_sets.MOST_BLOCKS` blocks.
     """
 
     def __init__(self, latency: Latency, losses: Losses):
         count = len(latency.saved_us)
-        if count > space.MOST_BLOCKS:
-            most = space.MOST_BLOCKS
+        if count > block_sets.MOST_BLOCKS:
+            most = block_sets.MOST_BLOCKS
             raise ConfigError(f"exhaustive: expected at most {most} blocks, found {count}; highs takes more")
         self.skips = _every(count)
         self.saved_us, self.loss = np.empty(len(self.skips)), np.empty(len(self.skips))

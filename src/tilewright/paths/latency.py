@@ -10,12 +10,12 @@ import numpy as np
 
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
-from tilewright.paths import space
+from tilewright.paths import block_sets
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Microseconds of a base, and what skipping each of its blocks saves, float64 [blocks of `space.free`]."""
+    """Microseconds of a base, and what skipping each of its blocks saves, float64 [blocks of `block_sets.free`]."""
 
     base: Path
     base_us: float
@@ -23,7 +23,7 @@ class Latency:
 
     def predict(self, path: Path) -> float:
         """Predicted microseconds of a path of the base."""
-        return self.base_us - float(self.saved_us @ space.skips(path))
+        return self.base_us - float(self.saved_us @ block_sets.skips(path))
 
 
 def model(base: Path, times_us: dict[Path, float]) -> Latency:
@@ -32,12 +32,12 @@ def model(base: Path, times_us: dict[Path, float]) -> Latency:
     Least squares of relative errors, through the base's own time. With single skips alone each saves what it was
     measured to save. Raises `ConfigError` where one of these is missing.
     """
-    missing = [str(path) for path in (base, *space.singles(base)) if path not in times_us]
+    missing = [str(path) for path in (base, *block_sets.singles(base)) if path not in times_us]
     if missing:
         raise ConfigError(f"latency: expected times of the base and each single skip, found none of {missing[0]}")
     base_us = times_us[base]
     others = [path for path in times_us if path != base]
     us = np.array([times_us[path] for path in others])
-    skips = np.array([space.skips(path) for path in others], dtype=np.float64)
+    skips = np.array([block_sets.skips(path) for path in others], dtype=np.float64)
     saved_us, *_ = np.linalg.lstsq(skips / us[:, None], (base_us - us) / us, rcond=None)
     return Latency(base, base_us, saved_us)

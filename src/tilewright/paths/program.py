@@ -19,7 +19,7 @@ from tilewright.core import registry
 from tilewright.core.errors import SolverError
 from tilewright.milp import Model
 from tilewright.networks.path import Path
-from tilewright.paths import space
+from tilewright.paths import block_sets
 from tilewright.paths.accuracy import Losses
 from tilewright.paths.exhaustive import Sets
 from tilewright.paths.latency import Latency
@@ -88,7 +88,7 @@ def _skips_for(latency, losses, solver, time_limit_s) -> Callable:
 
 
 def _proposal(latency, losses, skips, solver, begin):
-    path = space.with_skips(losses.base, skips)
+    path = block_sets.with_skips(losses.base, skips)
     return Proposal(path, latency.predict(path), losses.predict(path), solver, perf_counter() - begin)
 
 
@@ -99,7 +99,7 @@ def best(proposals: Iterable[Proposal | None]) -> Proposal | None:
         return None
     top = max(proposal.accuracy for proposal in found)
     equal = [proposal for proposal in found if proposal.accuracy >= top - SAME]
-    return min(equal, key=lambda proposal: (int(space.skips(proposal.path).sum()), str(proposal.path)))
+    return min(equal, key=lambda proposal: (int(block_sets.skips(proposal.path).sum()), str(proposal.path)))
 
 
 def model(saved_us: np.ndarray, losses: Losses, need_us: float) -> Model:

@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from tilewright.networks.path import Path
-from tilewright.paths import space
+from tilewright.paths import block_sets
 from tilewright.paths.accuracy import Losses
 from tilewright.paths.latency import Latency
 from tilewright.paths.program import SAME, SAME_US, Proposal
@@ -34,7 +34,7 @@ def improved(
     best, held = np.full(len(budgets), -np.inf), [None] * len(budgets)
     fresh: dict[Path, list] = {base: [] for base in times}
     for proposal in (proposal for plan in plans for proposal in plan.values() if proposal is not None):
-        fresh[space.base_of(proposal.path)].append(space.skips(proposal.path)[None])
+        fresh[block_sets.base_of(proposal.path)].append(block_sets.skips(proposal.path)[None])
     spread: set = set()
     tried: dict[Path, set] = {base: set() for base in times}
     while any(fresh.values()):
@@ -49,12 +49,12 @@ def improved(
                 spread.add((base, skips.tobytes()))
                 fresh[base].append(_neighbours(skips))
                 for other in fresh.keys() - {base}:
-                    if space.free(other) == space.free(base):
+                    if block_sets.free(other) == block_sets.free(base):
                         fresh[other].append(skips[None])
     seconds = (perf_counter() - begin) / len(budgets)
     found: dict = {}
     for budget, accuracy, choice in zip(budgets.tolist(), best.tolist(), held, strict=True):
-        path = choice and space.with_skips(*choice)
+        path = choice and block_sets.with_skips(*choice)
         found[budget] = path and Proposal(path, times[choice[0]].predict(path), accuracy, NAME, seconds)
     return found
 

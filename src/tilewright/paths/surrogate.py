@@ -19,7 +19,7 @@ from scipy import linalg, optimize
 from threadpoolctl import threadpool_limits
 
 from tilewright.networks.path import Path
-from tilewright.paths import accuracy, space
+from tilewright.paths import accuracy, block_sets
 from tilewright.paths.accuracy import Losses
 
 # ASSUME: the logarithm that weights of blocks and stages scatter around, and half of their inverse variance.
@@ -61,7 +61,7 @@ class Surrogate:
 
     def predict(self, path: Path) -> float:
         """Predicted accuracy of a path of the base."""
-        return float(self.accuracies(space.skips(path)[None])[0])
+        return float(self.accuracies(block_sets.skips(path)[None])[0])
 
 
 def closest(
@@ -88,7 +88,7 @@ def _fitted(bases, known, seed):
     """The `Surrogate` of each of `bases`, which have the same blocks."""
     knobs = np.array([_knobs(base) for base in bases])
     place = np.repeat(np.arange(len(bases)), [len(known[base]) for base in bases])
-    skips = np.array([space.skips(path) for base in bases for path in known[base]], dtype=np.float64)
+    skips = np.array([block_sets.skips(path) for base in bases for path in known[base]], dtype=np.float64)
     paths = _Paths.of(bases[0], place, skips, abs(knobs[:, None] - knobs).sum(-1))
     seen = np.array([seen for base in bases for seen in known[base].values()], dtype=np.float64)
     own = accuracy.on_scale(np.array([known[base][base] for base in bases]), "logit")[place]
@@ -136,7 +136,7 @@ class _Paths:
 
     @classmethod
     def of(cls, base, place, skips, apart):
-        stages = np.array([stage for stage, _ in space.free(base)])
+        stages = np.array([stage for stage, _ in block_sets.free(base)])
         counts = skips @ (stages[:, None] == np.unique(stages))
         return cls(place, skips, np.hstack((skips, counts)), apart)
 

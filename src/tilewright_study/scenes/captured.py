@@ -13,7 +13,7 @@ from torch import Tensor
 from tilewright import devices
 from tilewright.core.errors import ConfigError
 from tilewright.masks import wan as pattern
-from tilewright.networks import _flow
+from tilewright.networks import rectified_flow
 from tilewright_study.scenes import clips
 
 # Euler's steps from pure noise to the level of noise, where a network makes the clip itself.
@@ -65,13 +65,13 @@ def tokens(network, grid: Sequence[int], noise: float, layers: Sequence[int], *,
 
     with torch.autocast(device.type, torch.bfloat16, enabled=devices.facts(device.type).CUDA):
         if clean is None:
-            velocity, _ = _flow.guided(dense, None, None, None)
+            velocity, _ = rectified_flow.guided(dense, None, None, None)
             levels = torch.linspace(1, noise, STEPS + 1, dtype=torch.float64)
-            point = _flow.euler(velocity, drawn, levels)
+            point = rectified_flow.euler(velocity, drawn, levels)
         else:
-            point, _ = _flow.noised(clean.to(device), drawn, torch.full((1,), noise, device=device))
+            point, _ = rectified_flow.noised(clean.to(device), drawn, torch.full((1,), noise, device=device))
         with dense.observed(point, seen):
-            dense(point, _flow.SCALE * noise)
+            dense(point, rectified_flow.SCALE * noise)
     q, k, v = (torch.cat([found[layer][at] for layer in layers], 1).float() for at in range(3))
     each = q.shape[1] // len(layers)
     return Captured(q, k, v, tuple((layer, head) for layer in layers for head in range(each)))

@@ -28,7 +28,7 @@ from tilewright import devices
 from tilewright.core import _internals, checkpoints
 from tilewright.core.errors import ConfigError
 from tilewright.masks import segformer as pattern
-from tilewright.networks import _maps, segformer
+from tilewright.networks import map_operators, segformer
 from tilewright.networks.path import scaled
 from tilewright.paths import statistics
 from tilewright_study.scenes.sources import VOID
@@ -332,14 +332,16 @@ class _Step:
         phases = [int(drawn.integers(min(stride, side))) for side in size]
         grid = pattern.grids(tuple(size))[0]
         dtype = images.dtype
-        spread = (_maps.interpolation(side, whole, dtype, self.device) for side, whole in zip(grid, size, strict=True))
+        spread = (
+            map_operators.interpolation(side, whole, dtype, self.device) for side, whole in zip(grid, size, strict=True)
+        )
         rows, columns = (x[phase::stride] for x, phase in zip(spread, phases, strict=True))
         labels = labels[:, phases[0] :: stride, phases[1] :: stride].long()
         return self._differentiated("", self.labelled, images, labels, rows, columns)
 
     def _labelled(self, images, labels, rows, columns):
         maps = self._maps(images)
-        logits = _maps.spread(maps, rows, columns).permute(0, 2, 3, 1)
+        logits = map_operators.spread(maps, rows, columns).permute(0, 2, 3, 1)
         loss = F.cross_entropy(logits.flatten(0, 2).float(), labels.flatten(), ignore_index=VOID)
         return loss, maps.detach()
 

@@ -18,7 +18,7 @@ import torch
 from tilewright import devices
 from tilewright.core.errors import ConfigError
 from tilewright.masks import wan as pattern
-from tilewright.networks import _flow
+from tilewright.networks import rectified_flow
 from tilewright_study.training import _attention, _loop, states
 from tilewright_study.training.states import Number, Positive, Share
 
@@ -196,13 +196,13 @@ def _loss(network, clips, stage, seed, step):
     shares = (np.arange(batch) + drawn.random(batch)) / batch
     sigma = torch.special.ndtri(torch.from_numpy(shares).clamp(1e-6, 1 - 1e-6)).sigmoid()
     # The host does not wait for what the GPU still has to do.
-    sigma = _flow.shifted(sigma, stage.shift).float().to(device, non_blocking=True)
+    sigma = rectified_flow.shifted(sigma, stage.shift).float().to(device, non_blocking=True)
     clean = clips[chosen.to(device, non_blocking=True)]
     generator = torch.Generator(device).manual_seed(int(drawn.integers(2**62)))
     noise = torch.randn(clean.shape, generator=generator, device=device)
-    point, velocity = _flow.noised(clean, noise, sigma)
+    point, velocity = rectified_flow.noised(clean, noise, sigma)
     with torch.autocast(device.type, torch.bfloat16, enabled=devices.facts(device.type).CUDA):
-        found = network(point, _flow.SCALE * sigma)
+        found = network(point, rectified_flow.SCALE * sigma)
     loss = (found.float() - velocity).square().mean()
     return loss, velocity.var(unbiased=False)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from helpers.gpu import TRITON_DEVICE
 from tilewright import networks
 from tilewright.core.errors import PatternError
-from tilewright.networks import _kernels, _maps, backends
+from tilewright.networks import _kernels, backends, map_operators
 from tilewright.networks.cuda import maps
 from tilewright.networks.cuda.maps import Apart, Form, Tile
 
@@ -67,7 +67,9 @@ def check_decode(grid, levels, weights, bias, predict, predict_bias, form):
     with torch.no_grad():
         found = maps.decode(levels, weights, bias, grid, predict, predict_bias, form)
         exact = [x.double() for x in (bias, predict, predict_bias)]
-        expected = _maps.decode([x.double() for x in levels], [x.double() for x in weights], exact[0], grid, *exact[1:])
+        expected = map_operators.decode(
+            [x.double() for x in levels], [x.double() for x in weights], exact[0], grid, *exact[1:]
+        )
     assert found.shape == expected.shape and found.stride(1) == 1
     close(found, expected, predict.dtype)
 
@@ -116,7 +118,7 @@ def test_a_convolution_of_any_size_with_its_gelu(grid, channels, batch, dtype, r
     weight, bias = (drawn(*shape, dtype=dtype, seed=seed + 1) / 3 for shape in ((channels, 1, 3, 3), (channels,)))
     with torch.no_grad():
         found = maps.dwconv_gelu(x, grid, weight, bias, SMALL["dwconv_gelu"]._replace(rows=rows))
-        expected = _maps.dwconv_gelu(x.double(), grid, weight.double(), bias.double())
+        expected = map_operators.dwconv_gelu(x.double(), grid, weight.double(), bias.double())
     close(found, expected, dtype)
 
 
@@ -150,7 +152,7 @@ def check_block(operator, arguments, form):
     """The result of an operator is that of torch in float64."""
     exact = [x.double() if isinstance(x, torch.Tensor) else x for x in arguments]
     with torch.no_grad():
-        found, expected = getattr(maps, operator)(*arguments, form), getattr(_maps, operator)(*exact)
+        found, expected = getattr(maps, operator)(*arguments, form), getattr(map_operators, operator)(*exact)
     assert found.shape == expected.shape and found.is_contiguous()
     close(found, expected, arguments[0].dtype)
 
@@ -227,7 +229,7 @@ def test_a_network_runs_its_kernels(monkeypatch, tmp_path):
     assert {row["status"] for row in rows} == {"ok"} and all(row["us"] > 0 for row in rows)
     # Whatever is faster here: the kernels.
     for key in network.operators.chosen:
-        (network.operators.chosen[key],) = _maps.forms(key[0], images.device)
+        (network.operators.chosen[key],) = map_operators.forms(key[0], images.device)
     torch.testing.assert_close(network(images, path), expected, atol=1e-5, rtol=1e-4)
     # Dynamo leaves them alone.
     torch.compiler.reset()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from tilewright import devices
 
 if TYPE_CHECKING:
-    from tilewright.networks._sites import Site
+    from tilewright.networks.attention_sites import Site
 
 # Gradients pass through torch's own operators.
 TRACED = None

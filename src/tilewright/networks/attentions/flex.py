@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tilewright.networks import _sites
+from tilewright.networks import attention_sites
 from tilewright.networks.attentions import tilewright
 from tilewright.torch_attention import flex
 
@@ -16,7 +16,9 @@ TRACED = "operator"
 order = tilewright.order
 
 
-def prepare(site: _sites.Site, bias: "torch.Tensor | None", dtype: "torch.dtype", device: "torch.device") -> Callable:
+def prepare(
+    site: attention_sites.Site, bias: "torch.Tensor | None", dtype: "torch.dtype", device: "torch.device"
+) -> Callable:
     """The first call with tokens of a shape compiles and times all forms of `torch_attention.flex`, once a site.
 
     Raises what these raise.
@@ -25,7 +27,7 @@ def prepare(site: _sites.Site, bias: "torch.Tensor | None", dtype: "torch.dtype"
     index: Any = site.bias_index
     if bias is not None:
         # The tables of bias indices go to the device now: compiled code cannot bring them there.
-        at = _sites.resident(site, "order", device)
+        at = attention_sites.resident(site, "order", device)
         index(at[:1], at[:1])
         own = flex.Bias(bias.to(device, dtype), lambda rows, cols: index(at[rows], at[cols]))
     made = {}

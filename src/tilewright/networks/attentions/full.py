@@ -11,7 +11,7 @@ import torch.nn.functional as F
 if TYPE_CHECKING:
     import torch
 
-    from tilewright.networks._sites import Site
+    from tilewright.networks.attention_sites import Site
 
 TRACED = "everything"
 

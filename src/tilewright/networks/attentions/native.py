@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from tilewright.networks._sites import Site
+    from tilewright.networks.attention_sites import Site
 
 TRACED, READS = "formula", True
 

@@ -13,16 +13,16 @@ from tilewright.attention import backends, plan, reorder
 from tilewright.attention.masks import Bias
 from tilewright.core import caches, provenance
 from tilewright.core.errors import ArtifactError, PatternError
-from tilewright.networks import _sites
+from tilewright.networks import attention_sites
 
 TRACED, READS = "operator", True
 
 _LOG = logging.getLogger(__name__)
-# What plans enter by name where a network does not choose others, see `networks._plans`.
+# What plans enter by name where a network does not choose others, see `networks.plans`.
 ENTERED = ("tilewright.attention.reorder.window", "tilewright.milp.highs")
 
 
-def order(site: _sites.Site) -> torch.Tensor:
+def order(site: attention_sites.Site) -> torch.Tensor:
     """The plans' order of the tokens, the same for queries and keys, on every device and in every type."""
     ordered, _ = reorder.apply(site.graph, site.planned.reorder)
     if not np.array_equal(np.asarray(ordered.row_order), np.asarray(ordered.col_order)):
@@ -30,7 +30,9 @@ def order(site: _sites.Site) -> torch.Tensor:
     return torch.from_numpy(np.asarray(ordered.row_order, np.int64))
 
 
-def prepare(site: _sites.Site, bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device) -> Callable:
+def prepare(
+    site: attention_sites.Site, bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
+) -> Callable:
     """The site's plan, with the layer's bias, for tokens in its order."""
     found = _plan(site, dtype, device)
     if bias is not None:
@@ -41,10 +43,10 @@ def prepare(site: _sites.Site, bias: torch.Tensor | None, dtype: torch.dtype, de
 
     # Where biases have no gradient, one that needs it must not be lost.
     whole = backends.differentiates if bias is None else backends.differentiates_bias
-    return attend if whole(device.type) else partial(_sites.without_backward, attend)
+    return attend if whole(device.type) else partial(attention_sites.without_backward, attend)
 
 
-def taking(site: _sites.Site, dtype: torch.dtype, device: torch.device) -> Callable | None:
+def taking(site: attention_sites.Site, dtype: torch.dtype, device: torch.device) -> Callable | None:
     """The site's plan, which takes the values of the bias in each call."""
     if not backends.differentiates_bias(device.type):
         return None

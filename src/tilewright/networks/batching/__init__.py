@@ -2,9 +2,9 @@
 
 Contract of a member module:
     ``narrow(x, layout, choice, capacity) -> (x, layout)``: the chosen ones of the tokens x, which stand as `layout`
-        says (see `networks._layouts`), in a new layout. choice: a `tilewright.packed.pruners.Choice`. capacity: most
-        tokens of the batch, or None, see `tilewright.networks.deit.Network.forward`; members that have no use for it
-        end in ``*_``. Raises `tilewright.core.errors.Unavailable` where it cannot run.
+        says (see `networks.token_layouts`), in a new layout. choice: a `tilewright.packed.pruners.Choice`. capacity:
+        most tokens of the batch, or None, see `tilewright.networks.deit.Network.forward`; members that have no use for
+        it end in ``*_``. Raises `tilewright.core.errors.Unavailable` where it cannot run.
     ``ROOM``: what a capacity is to it: ``"shared"`` by the images, ``"even"``, as much for each, or None, of no use.
 """
 

@@ -4,7 +4,7 @@ own code has it."""
 import torch
 
 from tilewright.core.errors import Unavailable
-from tilewright.networks._layouts import Rectangle
+from tilewright.networks.token_layouts import Rectangle
 from tilewright.packed.pruners import Choice
 
 ROOM = None

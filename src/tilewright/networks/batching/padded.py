@@ -2,7 +2,7 @@
 
 import torch
 
-from tilewright.networks._layouts import Rectangle
+from tilewright.networks.token_layouts import Rectangle
 from tilewright.packed.pruners import Choice
 
 ROOM = None

@@ -3,8 +3,8 @@
 
 from functools import partial
 
-from tilewright.networks._layouts import Rectangle
 from tilewright.networks.batching import padded
+from tilewright.networks.token_layouts import Rectangle
 
 ROOM = None
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from tilewright.networks._layouts import Packed, Rectangle
+from tilewright.networks.token_layouts import Packed, Rectangle
 from tilewright.packed.pruners import Choice
 
 ROOM = "shared"

@@ -3,8 +3,8 @@
 import torch
 
 from tilewright.core.errors import Unavailable
-from tilewright.networks._layouts import Packed, Rectangle
 from tilewright.networks.batching import ragged
+from tilewright.networks.token_layouts import Packed, Rectangle
 from tilewright.packed.pruners import Choice
 from tilewright.torch_attention import kernels, need_gpu
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tilewright.core.errors import ConfigError
 from tilewright.masks import window3d
-from tilewright.networks import _sites
+from tilewright.networks import attention_sites
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,9 @@ class Attention:
     def __init__(self, settings: Settings, video: "Video"):
         """The pattern, and its order; planning waits for the first call, which tells type and device."""
         params = window3d.Params(grid=video.grid, window=settings.window, heads=video.heads, head_dim=video.head_dim)
-        site = _sites.Site("tilewright", lambda: window3d.graph(params), video.heads, video.head_dim, native=None)
+        site = attention_sites.Site(
+            "tilewright", lambda: window3d.graph(params), video.heads, video.head_dim, native=None
+        )
         self.order = site.order
         self._attend = site.layer()
 

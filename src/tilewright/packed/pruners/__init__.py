@@ -7,8 +7,8 @@ Contract of a member module:
         ``before``, ``inside``: the blocks (from 0) before which it prunes, and those in which it prunes between the
         attention and the MLP.
         ``forward(time, x, layout, heads) -> (x, Choice)``: the `time`-th pruning of a batch, from 0. x: tokens as
-        `layout` has them (`tilewright.networks._layouts`). heads: q, k, v [..., H, D] of the block it prunes in, else
-        None. Tokens may be given other values, in place. Nothing is asked of the device.
+        `layout` has them (`tilewright.networks.token_layouts`). heads: q, k, v [..., H, D] of the block it prunes in,
+        else None. Tokens may be given other values, in place. Nothing is asked of the device.
 
 What an image keeps depends on that image alone, not on how the batch is laid out. Importing this package does not
 import torch.

@@ -20,7 +20,7 @@ from tilewright.core import _internals, images, registry, timing
 from tilewright.core.errors import ConfigError
 from tilewright.core.timing import time_in_turns
 from tilewright.masks import _gates
-from tilewright.networks import _sites, attentions, batching
+from tilewright.networks import attention_sites, attentions, batching
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.experiments.networks import columns, side
@@ -305,7 +305,7 @@ def _attention_errors(network, inputs):
         expected = reference.attention_rows(graph, rows, q, k, v, bias=None if bias is None else added)
         found.append((reference.relative_error(out[:, :, rows], expected), SITE * reference.TOLERANCE[q.dtype]))
 
-    hooks = [m.register_forward_hook(compare) for m in network.modules() if isinstance(m, _sites.Attend)]
+    hooks = [m.register_forward_hook(compare) for m in network.modules() if isinstance(m, attention_sites.Attend)]
     network(inputs)
     for hook in hooks:
         hook.remove()
@@ -326,7 +326,7 @@ def _checked(network, inputs, oracle, row, compiled, alone=False):
     expected, run = oracle.logits[: len(inputs)], _Run(row, compiled=compiled)
 
     def call():
-        with _sites.clocked() as clock:
+        with attention_sites.clocked() as clock:
             logits = run.forward(inputs)
             timing.wait(inputs)
         run.attention_s.append(clock.seconds)

@@ -10,7 +10,7 @@ import torch
 from tilewright import devices, networks
 from tilewright.core import weight_files
 from tilewright.networks import layers as counted
-from tilewright.paths import accuracy, calls, latency, program, search, space, surrogate, table
+from tilewright.paths import accuracy, block_sets, calls, latency, program, search, surrogate, table
 from tilewright_study import scenes
 from tilewright_study.experiments.paths import budgets_for, measure, texts
 from tilewright_study.measure.rows import machine, now
@@ -92,7 +92,7 @@ class Bench:
         wanted = [path for path in dict.fromkeys(wanted) if path not in self.times_us]
         if wanted and not self.wrong:
             effort = self.how.effort(self.settings.max_seconds).limits
-            known = [path for path in (*self.bases, *space.singles(self.bases[0])) if path in self.times_us]
+            known = [path for path in (*self.bases, *block_sets.singles(self.bases[0])) if path in self.times_us]
             checked = {"images": self.images, "wrong": self.wrong}
             found = measure.times(self.network, [*known, *wanted], **checked, **self.called, **effort)
             if self.wrong:
@@ -106,9 +106,9 @@ def run(case, settings, how):
     bench = Bench(case, settings, how)
     measured, times = {}, {}
     for at, base in enumerate(bench.bases):
-        measured[base] = {base: "base"} | dict.fromkeys(space.singles(base), "single")
+        measured[base] = {base: "base"} | dict.fromkeys(block_sets.singles(base), "single")
         # Other sets for each base: what one says of a set, it says of the others, too.
-        drawn = space.drawn(base, settings.drawn, (how.seed, at))
+        drawn = block_sets.drawn(base, settings.drawn, (how.seed, at))
         measured[base] |= dict.fromkeys(drawn[: settings.timed], "drawn")
         measured[base] |= dict.fromkeys(drawn[settings.timed :], "seen")
     # Together, as proposals are later: in turns with few others a path finds more of itself in the caches.
@@ -122,9 +122,9 @@ def run(case, settings, how):
         fitted, proposals, seconds = planned(bench, measured, times)
         kept = {path for found in proposals.values() for path in thinned(found, settings.proposals * len(bench.bases))}
         for path in sorted(kept, key=str):
-            measured[space.base_of(path)].setdefault(path, "proposed" if last else "earlier")
+            measured[block_sets.base_of(path)].setdefault(path, "proposed" if last else "earlier")
     if settings.every:
-        for path in space.every(bench.bases[0]):
+        for path in block_sets.every(bench.bases[0]):
             measured[bench.bases[0]].setdefault(path, "every")
     for path in bench.alone:
         measured[path] = {path: "alone"}
@@ -240,7 +240,7 @@ def _refuted(bench):
         for path, why in bench.wrong.items():
             yield {
                 "case": bench.case, "network": stated.network.network, "checkpoint": bench.digest, "data": stated.data,
-                "base": str(space.base_of(path)), "path": str(path), "rung": rung, "dtype": bench.how.dtype,
+                "base": str(block_sets.base_of(path)), "path": str(path), "rung": rung, "dtype": bench.how.dtype,
                 "batch": stated.batch, "compiled": stated.compiled, "status": "failed", "reason": why, "time": now(),
                 **machine(bench.device),
             }  # fmt: skip
@@ -264,7 +264,7 @@ def _row(bench, rung, base, path, part, model, made, seen, by, seconds):
         "case": bench.case, "network": stated.network.network, "checkpoint": bench.digest, "data": stated.data,
         "base": str(base), "part": part, "path": str(path), "rung": rung, "dtype": bench.how.dtype,
         "batch": stated.batch, "compiled": stated.compiled, "macs": counted.macs(count(bench.options, path)),
-        "skipped": int(space.skips(path).sum()), "p50_us": bench.times_us.get(path), "proposed": by, **seen,
+        "skipped": int(block_sets.skips(path).sum()), "p50_us": bench.times_us.get(path), "proposed": by, **seen,
     }  # fmt: skip
     if sampled is not None:
         found |= {"p99_us": float(np.percentile(sampled, 99)), "promise_us": promise_us}

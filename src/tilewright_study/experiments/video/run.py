@@ -13,7 +13,7 @@ from tilewright import devices, networks, reference, slices
 from tilewright.core import timing
 from tilewright.core.errors import TilewrightError, Unavailable
 from tilewright.masks import wan as pattern
-from tilewright.networks import _flow, wan
+from tilewright.networks import rectified_flow, wan
 from tilewright_study.experiments.video import CHOOSING, check_attention
 from tilewright_study.measure import weights as _weights
 from tilewright_study.measure.checks import judging, refusal, refuted, same_lists
@@ -121,7 +121,7 @@ def _inputs(network, place, dtype, seed, trained):
     size = network.options.latents
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(1, *size, generator=generator).to(place)
-    stamp = torch.full((1,), _flow.SCALE * NOISE, device=place)
+    stamp = torch.full((1,), rectified_flow.SCALE * NOISE, device=place)
     if not trained:
         return noise.to(dtype), stamp, torch.randn(1, 512, pattern.TEXT_WIDTH, generator=generator).to(place, dtype)
     clean = clips.latents([seed], *size[1:], split="test", device=place)

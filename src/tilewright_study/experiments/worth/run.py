@@ -18,7 +18,7 @@ from tilewright.attention import plan as api
 from tilewright.core.errors import ConfigError
 from tilewright.core.timing import time_call, time_gpu, time_together
 from tilewright.masks import _ready
-from tilewright.networks._vit import Block
+from tilewright.networks.vit_parts import Block
 from tilewright.nn import patterns
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.experiments.attention import run as _attention

@@ -17,12 +17,12 @@ from torch import library, nn
 
 from tilewright.core import operators
 from tilewright.core.errors import ConfigError
-from tilewright.networks import _sites, _vit, backends
+from tilewright.networks import attention_sites, backends, vit_parts
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
+class Options(vit_parts.Sizes, frozen=True, forbid_unknown_fields=True):
     """Fields and properties that networks of maps share. FAMILY: module with ``VARIANTS`` and ``LEAST``."""
 
     variant: str
@@ -104,8 +104,8 @@ class Remembered:
         recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tables)
         if fresh or recorded or any(map(operators.watched, tables)):
             return make()
-        if not _sites.same(tables, self._tables):
-            self._tables, self._made = [_sites.Table(x) for x in tables], {}
+        if not attention_sites.same(tables, self._tables):
+            self._tables, self._made = [attention_sites.Table(x) for x in tables], {}
         if name not in self._made:
             # Layers that are trained later may read it, too.
             with torch.inference_mode(False), torch.no_grad():
@@ -268,7 +268,7 @@ def attention(
         x = to_tokens(F.conv2d(to_map(x, grid), conv_weight, conv_bias, stride=conv_weight.shape[2:]))
         x = norm(x, key_gain, key_offset, key_eps)
     k, v = F.linear(x, kv_weight, kv_bias).unflatten(2, (2, heads, -1)).permute(2, 0, 3, 1, 4)
-    return _sites.full(q, k, v).transpose(1, 2).flatten(2)
+    return attention_sites.full(q, k, v).transpose(1, 2).flatten(2)
 
 
 def linear_add(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.registry import member
 from tilewright.graph import Graph
 from tilewright.networks import _operator, attentions
-from tilewright.networks._plans import Plans
+from tilewright.networks.plans import Plans
 
 _CLOCK: ContextVar[Any] = ContextVar("clock", default=None)
 
