@@ -14,7 +14,7 @@ from tilewright import networks
 from tilewright.attention import backends
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, Unavailable, UnknownNameError
 from tilewright.masks import dynamicvit as pattern
-from tilewright.networks import _pruned, attention_sites, dynamicvit
+from tilewright.networks import attention_sites, dynamicvit
 from tilewright.packed import pack
 
 create = partial(networks.create, "dynamicvit", num_classes=10)
@@ -171,7 +171,7 @@ def test_the_block_mask_is_that_of_its_rule():
     # Blocks of each kind: all seen, some, none but a token itself, and the last one cut by the edge.
     seen = torch.cat([torch.ones(2, 128), (torch.rand(2, 128) < 0.5).float(), torch.zeros(2, 256), torch.ones(2, 9)], 1)
     seen = seen.bool()
-    made = _pruned.block_mask(seen)
+    made = dynamicvit.block_mask(seen)
     wanted = create_block_mask(lambda b, h, q, kv: seen[b, kv] | (q == kv), 2, None, *2 * (521,), device="cpu")
     assert torch.equal(made.to_dense(), wanted.to_dense())
     assert torch.equal(made.full_kv_num_blocks, wanted.full_kv_num_blocks)
@@ -184,7 +184,7 @@ def test_flex_needs_a_compiler(monkeypatch):
     def missing():
         raise exc.InvalidCxxCompiler
 
-    _pruned.compiled_flex.cache_clear()
+    dynamicvit.compiled_flex.cache_clear()
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
     with pytest.raises(Unavailable, match="no C\\+\\+ compiler"):
         create(variant="deit-256", image_size=64, attention="flex")(images(64))
@@ -194,7 +194,7 @@ def test_pruned_tokens_see_the_kept_ones_and_themselves():
     torch.manual_seed(0)
     seen = torch.tensor([[True, False, True, False], [True, True, False, False]])
     q, k, v = torch.randn(3, 2, 1, 4, 8).unbind()
-    found = _pruned.masked(seen, torch.float32)(q, k, v)
+    found = dynamicvit.masked(seen, torch.float32)(q, k, v)
     for image in range(2):
         for row in range(4):
             keys = [key for key in range(4) if seen[image, key] or key == row]
@@ -206,7 +206,7 @@ def test_pruned_tokens_see_the_kept_ones_and_themselves():
 def test_a_mask_that_is_too_large_is_made_by_rows(monkeypatch):
     network = draw(create(variant="deit-256", image_size=64, attention="dense"))
     whole = network(images(64))
-    monkeypatch.setattr(_pruned, "MASK_BYTES", 600)
+    monkeypatch.setattr(dynamicvit, "MASK_BYTES", 600)
     torch.testing.assert_close(network(images(64)), whole, atol=1e-5, rtol=0)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.paths.odds import BETWEEN, BUDGETS, POWER, Odds
+from tilewright.paths.lateness import BETWEEN, BUDGETS, POWER, Odds
 from tilewright.paths.table import SAMPLES, Entry
 
 

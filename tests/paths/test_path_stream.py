@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from tilewright import devices, networks
 from tilewright.core import provenance, weight_files
 from tilewright.core.errors import BudgetError, ConfigError, PatternError
-from tilewright.paths import controllers
-from tilewright.paths.odds import POWER, Odds
+from tilewright.paths import lateness
+from tilewright.paths.lateness import POWER, Odds
 from tilewright.paths.runner import Runner
 from tilewright.paths.table import Entry, Table
 from tilewright_study.experiments.stream import traces
@@ -188,13 +188,13 @@ def test_a_closed_loop_meets_budgets_that_an_open_one_misses():
         return picked, lambda: time.sleep((took[picked.path] + 5e3 * trace.loaded[frame]) / 1e6)
 
     missed = {}
-    for controller in (controllers.Controller(), controllers.Closed(0.01)):
+    for controller in (lateness.Controller(), lateness.Closed(0.01)):
         frames = traces.run(trace, contender, controller=controller)
         missed[type(controller)] = frames.missed(trace)
         assert len(frames.path) == len(trace)
         assert frames.slowdown[0] == 1
-    assert missed[controllers.Controller][20:].mean() > 0.9
-    assert missed[controllers.Closed][20:].mean() < 0.1
+    assert missed[lateness.Controller][20:].mean() > 0.9
+    assert missed[lateness.Closed][20:].mean() < 0.1
     assert frames.slowdown[-1] > 1.8
 
 
@@ -205,20 +205,20 @@ def saw(controller, *times, promise=100.0):
 
 
 def test_an_open_controller_learns_nothing():
-    opened = saw(controllers.Controller(), 300)
+    opened = saw(lateness.Controller(), 300)
     assert opened.room(120) == 120 and opened.price is None
 
 
 def test_a_delay_counts_until_some_frames_in_a_row_keep_their_promises():
-    controller = saw(controllers.Closed(1.0), 160, 130)
+    controller = saw(lateness.Closed(1.0), 160, 130)
     assert controller.delay_us == 60 and controller.room(500) == 440
-    assert saw(controller, *[90] * (controllers.CALM - 1)).delay_us == 60
-    assert saw(controller, 105, *[90] * (controllers.CALM - 1)).delay_us == 60
+    assert saw(controller, *[90] * (lateness.CALM - 1)).delay_us == 60
+    assert saw(controller, 105, *[90] * (lateness.CALM - 1)).delay_us == 60
     assert saw(controller, 90).delay_us == 0
     # The longest one is forgotten where shorter ones follow.
-    assert saw(controllers.Closed(1.0), 300, *[110] * (controllers.WINDOW - 1)).delay_us == 200
-    assert saw(controllers.Closed(1.0), 300, *[110] * controllers.WINDOW).delay_us == 10
-    assert saw(controllers.Closed(1.0), 300).room(150) > 0, "a budget is a number above 0"
+    assert saw(lateness.Closed(1.0), 300, *[110] * (lateness.WINDOW - 1)).delay_us == 200
+    assert saw(lateness.Closed(1.0), 300, *[110] * lateness.WINDOW).delay_us == 10
+    assert saw(lateness.Closed(1.0), 300).room(150) > 0, "a budget is a number above 0"
 
 
 def test_single_slow_frames_cost_few_good_paths():
@@ -226,7 +226,7 @@ def test_single_slow_frames_cost_few_good_paths():
     table, drawn = look_up(), np.random.default_rng(0)
     slow = drawn.random(2000) < 0.01
     _, seen = met(
-        controllers.Closed(0.05), table, None, np.full(2000, 950.0), lambda at, x: x.promise_us * (0.95 + slow[at])
+        lateness.Closed(0.05), table, None, np.full(2000, 950.0), lambda at, x: x.promise_us * (0.95 + slow[at])
     )
     assert seen > 0.95 * 0.6
 
@@ -246,9 +246,9 @@ def test_a_share_of_late_frames_is_aimed_at_where_it_gives_the_most():
     table, odds, budgets, scatter = scattered(0.04)
     late, seen = {}, {}
     for target, controller in (
-        (0.0, controllers.Closed(0.005)),
-        (0.005, controllers.Priced(0.005)),
-        (0.02, controllers.Priced(0.02)),
+        (0.0, lateness.Closed(0.005)),
+        (0.005, lateness.Priced(0.005)),
+        (0.02, lateness.Priced(0.02)),
     ):
         missed, seen[target] = met(controller, table, odds, budgets, lambda at, x: scatter[at] * x.promise_us)
         late[target] = missed.mean()
@@ -268,25 +268,25 @@ def test_a_share_of_late_frames_is_aimed_at_where_it_gives_the_most():
 
 def test_a_pace_follows_a_device_that_is_slower_than_rehearsed():
     table, odds, budgets, scatter = scattered(0.03)
-    controller = controllers.Priced(0.01)
+    controller = lateness.Priced(0.01)
     late, _ = met(controller, table, odds, budgets, lambda at, x: 1.1 * scatter[at] * x.promise_us)
     assert controller.pace == pytest.approx(1.1, rel=0.03)
     assert late.mean() == pytest.approx(0.01, rel=0.3)
 
 
 def test_a_closed_controller_keeps_promises():
-    assert saw(controllers.Closed(0.1), *[50] * 100).room(100) == 100
-    dear = saw(controllers.Priced(0.5), *[99] * 3, *[500] * 1000)
+    assert saw(lateness.Closed(0.1), *[50] * 100).room(100) == 100
+    dear = saw(lateness.Priced(0.5), *[99] * 3, *[500] * 1000)
     assert dear.price == 2.0**POWER
-    cheap = saw(controllers.Priced(0.5), *[50] * 3000)
-    assert cheap.price == 2.0**-POWER and cheap.pace == controllers.PACES[0]
+    cheap = saw(lateness.Priced(0.5), *[50] * 3000)
+    assert cheap.price == 2.0**-POWER and cheap.pace == lateness.PACES[0]
 
 
 def test_a_price_rises_with_late_frames_and_falls_with_others():
-    drop = math.exp(-50 * controllers.DEARER * 0.01)
-    controller = saw(controllers.Priced(0.01), *[50] * 50)
-    assert controller.price == pytest.approx(controllers.PRICE * drop)
-    assert saw(controller, 101, *[50] * 99).price == pytest.approx(controllers.PRICE * drop)
+    drop = math.exp(-50 * lateness.DEARER * 0.01)
+    controller = saw(lateness.Priced(0.01), *[50] * 50)
+    assert controller.price == pytest.approx(lateness.PRICE * drop)
+    assert saw(controller, 101, *[50] * 99).price == pytest.approx(lateness.PRICE * drop)
 
 
 def test_more_slow_calls_than_promised_are_kept_to_the_share_of_late_frames():
@@ -295,8 +295,8 @@ def test_more_slow_calls_than_promised_are_kept_to_the_share_of_late_frames():
     promises = [entry.promise_us for entry in table.rows[1:]]
     budgets = drawn.choice(promises, 20_000) * drawn.choice([1.02, 1.5], 20_000)
     times = np.where(drawn.random(20_000) < 0.03, 1.1, 0.9)
-    opened, _ = met(controllers.Controller(), table, None, budgets, lambda at, x: times[at] * x.promise_us)
-    closed, _ = met(controllers.Closed(0.008), table, None, budgets, lambda at, x: times[at] * x.promise_us)
+    opened, _ = met(lateness.Controller(), table, None, budgets, lambda at, x: times[at] * x.promise_us)
+    closed, _ = met(lateness.Closed(0.008), table, None, budgets, lambda at, x: times[at] * x.promise_us)
     assert opened.mean() > 0.011 and 0.004 < closed.mean() < 0.0085
 
 

@@ -8,7 +8,7 @@ import torch
 
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.networks import _pruned
+from tilewright.networks import dynamicvit
 from tilewright_study.training import _loop, classification
 
 SIZE, CLASSES = 64, 3
@@ -109,7 +109,7 @@ def test_hidden_tokens_are_hidden_as_from_masked_attention():
     seen = torch.rand(2, 9) > 0.5
     found = classification._attend(q, k, v, seen.float())
     heads = (x.transpose(1, 2) for x in (q, k, v))
-    torch.testing.assert_close(found, _pruned.masked(seen, torch.float32)(*heads).transpose(1, 2))
+    torch.testing.assert_close(found, dynamicvit.masked(seen, torch.float32)(*heads).transpose(1, 2))
 
 
 def test_decisions_are_whole_and_their_gradients_those_of_chances():

@@ -13,7 +13,7 @@ from tilewright import devices, networks
 from tilewright.core import _internals, arguments, weight_files
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.paths.calls import Calls, samples
-from tilewright.paths.odds import Odds
+from tilewright.paths.lateness import Odds
 from tilewright.paths.table import LATE, SAMPLES, Entry, Table, checked_budget, promises
 
 

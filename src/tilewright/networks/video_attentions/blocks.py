@@ -4,14 +4,14 @@ Blocks are chosen as block-sparse attention does it, by means of queries and key
 (`tilewright.slices.predictors.blocks`).
 """
 
-from tilewright.networks.video_attentions import _lists
+from tilewright.networks.video_attentions import slices
 
 
-class Settings(_lists.StepSettings, frozen=True, forbid_unknown_fields=True):
-    """See `_lists.StepSettings`; width: keys of a block."""
+class Settings(slices.Settings, frozen=True, forbid_unknown_fields=True):
+    """See `slices.Settings`; width: keys of a block."""
 
     by: str = "blocks"
     width: int = 64
 
 
-Attention = _lists.Attention
+Attention = slices.Attention

@@ -1,10 +1,61 @@
 """Attention by lists of single keys for groups of 128 queries, predicted on the device in each call or some steps."""
 
-from tilewright.networks.video_attentions import _lists
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from tilewright import slices
+from tilewright.slices import settings as stated
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tilewright.networks.video_attentions import Call, Video
+
+Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Settings(_lists.StepSettings, frozen=True, forbid_unknown_fields=True):
-    """See `_lists.StepSettings`."""
+class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `slices.Steps` takes, by its names. shared: branches that take the lists of another, such as ``{1: 0}``."""
+
+    refresh: tuple[Number, ...] = (0, 15, 30, 45)
+    first_dense: Number = 2
+    dense_layers: Number = 0
+    shared: dict[int, int] = {}
+    packed: bool = True
+    delta: bool = False
+    rest: bool = False
 
 
-Attention = _lists.Attention
+class Settings(stated.Settings, frozen=True, forbid_unknown_fields=True):
+    """See `slices.settings.Settings`. steps: keep lists across the steps of a sampler; None: predict in each call."""
+
+    steps: Steps | None = None
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Keywords of `slices.predict`."""
+        return {name: value for name, value in super().stated.items() if name != "steps"}
+
+
+class Attention:
+    """See the contract of the package."""
+
+    order = None
+
+    def __init__(self, settings: Settings, video: "Video"):
+        """Nothing is prepared: layouts follow from the tensors."""
+        self._stated = settings.stated
+        steps = settings.steps
+        self.steps = None if steps is None else slices.Steps(**msgspec.structs.asdict(steps), **self._stated)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether lists are kept."""
+        return self.steps is not None
+
+    def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor", call: "Call") -> "Tensor":
+        """Attend by lists that are predicted now, or were at an earlier step."""
+        if self.steps is not None:
+            return self.steps(call.layer, call.step, call.branch, q, k, v)
+        return slices.attend(q, k, v, slices.predict(q, k, **self._stated))

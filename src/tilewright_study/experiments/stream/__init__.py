@@ -196,7 +196,7 @@ def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
     own = ["tilewright_study.scenes.sources.stream"]
     own += [*devices.modules(device, "networks.maps"), *backends.modules(device)]
-    own += [f"{paths.__name__}.{name}" for name in ("controllers", "runner", "calls", "table")]
+    own += [f"{paths.__name__}.{name}" for name in ("lateness", "runner", "calls", "table")]
     if row.get("network"):
         own.append(f"tilewright.networks.{networks.parse(row['network'])[0]}")
     return own

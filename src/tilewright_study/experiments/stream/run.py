@@ -12,7 +12,7 @@ from tilewright.core import timing, weight_files
 from tilewright.core.errors import ArtifactError
 from tilewright.networks import layers
 from tilewright.networks.path import Path
-from tilewright.paths import controllers, evaluation, table
+from tilewright.paths import evaluation, lateness, table
 from tilewright.paths.calls import Calls
 from tilewright.paths.runner import Picker, Runner
 from tilewright_study import scenes
@@ -21,7 +21,7 @@ from tilewright_study.experiments.stream import check_static, pixels, traces
 from tilewright_study.measure.rows import machine, now
 
 # Controllers of the contenders that see how late frames are.
-CONTROLLERS = {"closed": controllers.Closed, "target": controllers.Priced, "static": controllers.Closed}
+CONTROLLERS = {"closed": lateness.Closed, "target": lateness.Priced, "static": lateness.Closed}
 # On a GPU the load is products of square matrices of this side, each of which takes some 30 us of a Hopper: larger ones
 # are too coarse for frames of 300. How much of it a frame waits for is tried in so many frames, and again with what
 # that says.
@@ -177,7 +177,7 @@ class Contenders:
     def controller(self, name):
         """A new controller for a contender of this name: `CONTROLLERS`, or an open one."""
         made = CONTROLLERS.get(name)
-        return made(self.settings.late) if made else controllers.Controller()
+        return made(self.settings.late) if made else lateness.Controller()
 
     def _times(self, trace, seed):
         """Microseconds that each path takes in each frame of a trace that others have met: drawn from calls before the
@@ -265,7 +265,7 @@ class Contenders:
 
         def added_us(load):
             frames = self.contender("full", trace)
-            found = traces.run(trace, frames, controller=controllers.Controller(), load=load)
+            found = traces.run(trace, frames, controller=lateness.Controller(), load=load)
             return float(np.median(found.measured_us)) - mostly
 
         start = self._load if self.images.is_cuda else self._host_load

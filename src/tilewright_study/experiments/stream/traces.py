@@ -10,7 +10,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.paths.controllers import Controller
+from tilewright.paths.lateness import Controller
 from tilewright.paths.table import Entry, Table
 from tilewright_study.experiments.stream import TRACES
 
