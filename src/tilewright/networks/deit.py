@@ -184,9 +184,7 @@ class Network(nn.Module):
 
         Raises `PatternError` for images of another shape, and what the batching raises.
         """
-        x = self.patch_embed(images).flatten(2).transpose(-2, -1)
-        firsts = [self.cls_token, self.dist_token] if self.options.distilled else [self.cls_token]
-        x = torch.cat((*(token.expand(len(x), -1, -1) for token in firsts), x), dim=1) + self.pos_embed
+        x = self._embedded(images)
         layouts: list = []
         layout = Rectangle(*x.shape[:2], x.device)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
 
