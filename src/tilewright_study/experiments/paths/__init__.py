@@ -259,7 +259,7 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
     own = [*devices.modules(device, "networks.maps"), *backends.modules(device)]
-    parts = ("program", "exhaustive", "accuracy", "latency", "space", "table")
+    parts = ("program", "exhaustive", "accuracy", "latency", "block_sets", "table")
     own += [f"{paths.__name__}.{name}" for name in parts]
     if row.get("network"):
         family, _ = networks.parse(row["network"])
