@@ -30,6 +30,10 @@ class Options(Protocol):
     """What a network that takes paths says of itself, see the module; ``least``: fewest pixels of a side."""
 
     @property
+    def variant(self) -> str: ...  # noqa: D102
+    @property
+    def num_classes(self) -> int: ...  # noqa: D102
+    @property
     def pixels(self) -> tuple[int, int]: ...  # noqa: D102
     @property
     def depths(self) -> tuple[int, ...]: ...  # noqa: D102
