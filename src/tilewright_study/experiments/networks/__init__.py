@@ -5,12 +5,16 @@ from typing import Literal
 
 from tilewright import devices, networks
 from tilewright.attention import backends
+from tilewright.attention.schedule.search import entered as searching
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.networks import Plans, attentions, batching
 from tilewright_study import sections
 from tilewright_study.measure import rows as _rows
 from tilewright_study.measure.rows import Count, Number, Status
+
+# Asked for names: rows without plans do not depend on it.
+APART = ("tilewright.attention.schedule.search",)
 
 TABLES = ("end_to_end", "network_plans")
 FIGURES = ("end_to_end", "network_plans")
@@ -146,7 +150,8 @@ def modules(row, device):
         entered += devices.modules(device, "packed.executor")
     if row["attention"] == "tilewright":
         stated = {name: row[name] for name in ("reorder", "solver") if row.get(name)}
-        entered += Plans(**stated).entered
+        plans = Plans(**stated)
+        entered += [f"tilewright.attention.reorder.{plans.reorder}", *searching(plans.solver)]
         entered += devices.modules(device, *backends.PLANNING)
     return [f"tilewright.masks.{family}", f"tilewright.networks.{family}", *entered]
 
