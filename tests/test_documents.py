@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tilewright_study import experiments, figures
@@ -115,6 +116,14 @@ def test_the_readmes_numbers_of_lists_are_those_of_the_recorded_rows():
     case = default[(default["case"] == "12x128-21x30x52") & (default["sparsity"] > 0.6)]
     assert "| {:.2f} | {:.2f} | {:.2f} |".format(*case["speedup"]) in README
     assert "| {:.0f} % | {:.0f} % | {:.0f} % |".format(*(100 * case["recall"])) in README
+
+
+def test_the_speedups_of_blocks_are_those_of_the_recorded_rows():
+    rows = pd.read_csv(ROOT / "expected/h200/worth.csv").query("part == 'block' and p50_us > 0")
+    dense = rows[rows["density"] == 1].groupby("tokens")["p50_us"].min()
+    ours = rows[rows["provider"] == "tilewright"].pivot(index="tokens", columns="asked", values="p50_us")
+    for tokens, speedups in ours.rdiv(dense, axis=0).iterrows():
+        assert f"| {tokens:,} | {' | '.join(f'{x:.2f}' for x in speedups)} |" in (ROOT / "docs/worth.md").read_text()
 
 
 def test_the_documents_name_every_figure_and_experiment():
