@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tilewright.slices.layout import Layout, SliceLists, make_layout
     from tilewright.slices.making import from_indices, from_mask, from_mask_mod, unpack
     from tilewright.slices.prediction import predict
+    from tilewright.slices.remainder import rest
     from tilewright.slices.steps import Steps
 
 # Loaded when asked for: Snakemake imports `predictors`, and must not load torch.
@@ -21,7 +22,7 @@ _LATER = {
     **dict.fromkeys(("attend", "dense", "merge", "recall"), "attention"),
     **dict.fromkeys(("Layout", "SliceLists", "make_layout"), "layout"),
     **dict.fromkeys(("from_indices", "from_mask", "from_mask_mod", "unpack"), "making"),
-    **{"predict": "prediction", "Steps": "steps"},
+    **{"predict": "prediction", "rest": "remainder", "Steps": "steps"},
 }
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "merge",
     "predict",
     "recall",
+    "rest",
     "unpack",
 ]
 

@@ -181,7 +181,12 @@ def _dense(q, k, v, lengths, scale):
     check_tokens(q=q, k=k, v=v)
     bias = None
     if lengths is not None:
-        bias = _left_out(lengths, k.shape[2], q.dtype)[:, None, None, : k.shape[2]].expand(*q.shape[:3], -1)
+        bias = left_out(lengths, k.shape[2], q.dtype)[:, None, None, : k.shape[2]].expand(*q.shape[:3], -1)
+    return biased(q, k, v, bias, scale)
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Part:
+    """`dense` with a `bias` [B, H, N_q, N_k] of q's type that is added to the scores, or None. Checks nothing."""
     if not q.is_cuda:
         return _internals.attention_with_lse(q, k, v, attn_mask=bias, scale=scale)
     backend = _backend(q, k, v) if bias is None else "efficient"
@@ -189,7 +194,7 @@ def _dense(q, k, v, lengths, scale):
     return out, lse[..., 0]
 
 
-def _left_out(lengths, n_keys, dtype):
+def left_out(lengths: Tensor, n_keys: int, dtype: torch.dtype) -> Tensor:
     """What is added to the scores of batch entries with so many keys, [B, n_keys or some more]: -inf from these on."""
     # The memory-efficient kernel reads rows that begin at multiples of 16 values.
     key = torch.arange(-(-n_keys // 16) * 16, device=lengths.device)

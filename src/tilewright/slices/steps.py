@@ -9,9 +9,10 @@ from torch import Tensor
 from tilewright.core import arguments
 from tilewright.core.errors import PatternError
 from tilewright.slices import prediction
-from tilewright.slices.attention import attend, dense
+from tilewright.slices.attention import attend, dense, merge
 from tilewright.slices.layout import Layout, SliceLists
 from tilewright.slices.making import unpack
+from tilewright.slices.remainder import rest
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Steps:
     densely in every step, and keep nothing. shared: branches that take the lists of another one, which comes first in a
     step, ``{branch: the other}``. packed: keep a bit a pair, unpacked in each call; else whole lists, 32 bits a listed
     pair. delta: at a refresh attend densely, keep what the lists miss, and add it in later steps: a tensor of q's size
-    for each layer and branch. predict: ``predict(q, k, **options) -> SliceLists``, default `slices.predict`.
+    for each layer and branch. rest: estimate what lists leave out, see `slices.rest`. predict: ``predict(q, k,
+    **options) -> SliceLists``, default `slices.predict`.
 
     Sources: lists that are kept, FG-Attn (arXiv 2509.16518) and DFSAttn; first steps and layers that stay dense, Sparse
     VideoGen; the delta, Chipmunk (arXiv 2506.03275). Raises `PatternError` for steps that are no numbers from 0 up.
@@ -65,6 +67,7 @@ class Steps:
         shared: Mapping[Hashable, Hashable] | None = None,
         packed: bool = True,
         delta: bool = False,
+        rest: bool = False,
         predict: Callable[..., SliceLists] | None = None,
         **options: Any,
     ) -> None:
@@ -75,7 +78,7 @@ class Steps:
         self.refresh = tuple(arguments.whole("refresh", step, 0, error=PatternError) for step in steps)
         first_dense = arguments.whole("first_dense", first_dense, 0, error=PatternError)
         dense_layers = arguments.whole("dense_layers", dense_layers, 0, error=PatternError)
-        for name, flag in (("packed", packed), ("delta", delta)):
+        for name, flag in (("packed", packed), ("delta", delta), ("rest", rest)):
             arguments.flag(name, flag)
         arguments.of_kind(Mapping, "branches by branch", PatternError, shared=shared)
         if predict is not None and not callable(predict):
@@ -83,7 +86,7 @@ class Steps:
         if not self.refresh:
             raise PatternError("refresh: expected at least one step at which lists are predicted, found none")
         self.first_dense, self.dense_layers = first_dense, dense_layers
-        self.shared, self.packed, self.delta = dict(shared or {}), packed, delta
+        self.shared, self.packed, self.delta, self.rest = dict(shared or {}), packed, delta, rest
         if chained := [branch for branch, other in self.shared.items() if other in self.shared]:
             raise PatternError(
                 f"shared: expected branches that share another one's own lists, found {chained[0]!r}, which shares "
@@ -121,12 +124,12 @@ class Steps:
             self._store(layer, step, branch, q, k, lengths)
         if refreshed and self.delta:
             whole = dense(q, k, v, lengths=lengths)[0]
-            missed = whole - attend(q, k, v, self.lists(layer, step, branch))
+            missed = whole - self._attend(q, k, v, self.lists(layer, step, branch))
             self._kept["delta", layer, branch] = _Kept(step, delta=missed)
             return whole
         if step < self.first_dense:
             return dense(q, k, v, lengths=lengths)[0]
-        out = attend(q, k, v, self.lists(layer, step, branch))
+        out = self._attend(q, k, v, self.lists(layer, step, branch))
         return out + self._of("delta", layer, step, branch).delta if self.delta else out
 
     def _begin(self, layer, step, branch, run):
@@ -138,6 +141,11 @@ class Steps:
             for what in ("lists", "delta"):
                 self._kept.pop((what, layer, branch), None)
         self._last[layer, branch] = step
+
+    def _attend(self, q, k, v, lists):
+        if not self.rest:
+            return attend(q, k, v, lists)
+        return merge(attend(q, k, v, lists, lse=True), rest(q, k, v, lists))[0]
 
     def lists(self, layer: int, step: int, branch: Hashable) -> SliceLists:
         """The lists by which a layer attends at a step. Raises `PatternError` where none are kept."""
