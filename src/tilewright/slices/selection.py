@@ -16,7 +16,8 @@ first ones then, and what others get is not defined.
     ``blocks(q, k, block, similarity, scale)``: shares that the mean query of a group gives to the means of `block`
         consecutive keys; code 0 for blocks and groups whose mean cosine to their mean is below `similarity`. Keys of
         text are in no block and have the last code;
-    ``given(mask)``: 0 where bool mask [B or 1, H or 1, G, N_k] is True, else 255.
+    ``given(mask)``: 0 where bool mask [B or 1, H or 1, G, N_k] is True, else 255;
+    ``random(seed)``: every code as likely as any other, but the last, which stands for no share.
 One chooses by codes:
     ``select(codes, rule, keys, counts, lengths)``: the lists of all groups, written to keys and counts of `SliceLists`.
         Where a group's keys do not fit, its list holds the first of them by code and its count is that of all, which is

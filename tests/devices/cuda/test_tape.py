@@ -21,7 +21,7 @@ STATED = {
     "pools": {"keep": 0.3, "pool": 8},
     "column": {"by": "column", "keep": 0.2, "sample": 4},
     "blocks": {"by": "blocks", "mass": 0.8, "block": 16, "always": [(0, 7)]},
-    "runs": {"by": "pooled", "threshold": 0.01, "width": 16},
+    "random": {"by": "random", "threshold": 0.01, "width": 16},
     "text": {"mass": 0.8, "text": (8, 12)},
 }
 # Of every prediction here.

@@ -22,7 +22,7 @@ STATED = {
     "pooled": {"mass": 0.8},
     "column": {"keep": 0.2, "sample": 32},
     "blocks": {"mass": 0.8, "always": [(0, 7)]},
-    "runs": {"by": "pooled", "threshold": 0.01, "width": 16},
+    "random": {"threshold": 0.01, "width": 16},
     "text": {"by": "pooled", "mass": 0.8, "text": (21, 100)},
 }
 

@@ -14,6 +14,7 @@ from helpers.slices import DTYPES, qkv, tokens
 from tilewright import slices
 from tilewright.core.errors import ConfigError, DeviceError, PatternError, UnknownNameError
 from tilewright.slices import prediction, predictors, selection
+from tilewright.slices.cpu.selection import mixed
 from tilewright.slices.layout import EMPTY, LISTED, OVERFLOW, STEP, UNKNOWN
 
 N_Q, N_K, SCALE = 75, 150, 64**-0.5
@@ -23,6 +24,7 @@ STATED = {
     "column": {"threshold": 0.02},
     "blocks": {"mass": 0.8, "block": 16, "similarity": -1.0},
     "given": {"pattern": "temporal", "grid": (3, 5, 5), "reach": 2},
+    "random": {"keep": 0.3},
 }
 
 
@@ -63,7 +65,21 @@ def test_a_predictor_keeps_its_contract(name, device):
     assert module.group_bytes(params, lists.layout._replace(rows=128), 64) >= lists.layout.keys
     # A part of the heads alone has the same lists.
     part = slices.predict(q[:, 1:], k[:, 1:], budget=0.9, by=name, rows=32, **STATED[name])
-    assert [listed(part, 1, 0, g) for g in range(3)] == [listed(lists, 1, 1, g) for g in range(3)]
+    if name != "random":
+        assert [listed(part, 1, 0, g) for g in range(3)] == [listed(lists, 1, 1, g) for g in range(3)]
+
+
+def test_random_lists_of_one_key_hold_it(device):
+    """Whatever its code would be."""
+    seeds = torch.arange(4096)
+    # Those of which a hash ends in 255.
+    chosen = seeds[(mixed(mixed(seeds)) & 255) == 255][:2]
+    q, k = (x[:1, :1] for x in inputs(device, n_k=1))
+    for seed in chosen.tolist():
+        lists = slices.predict(q, k, budget=1, by="random", keep=1, seed=seed, rows=128)
+        lists.check()
+        assert listed(lists, 0, 0, 0) == [0]
+        assert slices.attend(q, k, k, lists).isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -162,9 +178,7 @@ def test_lists_of_predicted_keys_are_attended_to(device):
     v = tokens(2, 2, N_K, 64, seed=9, device=device)
     lists = slices.predict(q, k, keep=0.5, budget=0.6, rows=32, pool=8)
     recall = slices.recall(q, k, lists)
-    random = slices.recall(
-        q, k, slices.from_mask(tokens(1, 1, 3, N_K, seed=4, device=device) > 0, N_Q, batch=2, heads=2, rows=32)
-    )
+    random = slices.recall(q, k, slices.predict(q, k, by="random", keep=0.5, budget=0.6, rows=32))
     assert recall.mean() > random.mean() + 0.05
     whole = slices.predict(q, k, keep=1.0, budget=1, rows=32, pool=8)
     torch.testing.assert_close(slices.attend(q, k, v, whole), slices.dense(q, k, v)[0], rtol=0, atol=1e-5)
@@ -337,6 +351,7 @@ def small(**stated):
         ({"mass": 0.5, "pol": 8}, ConfigError, "^predictor pooled: .*`pol`; settings: pool$"),
         ({"mass": 0.5, "by": "blocks", "block": 32}, ConfigError, "^predictor blocks: .*block"),
         ({"mass": 0.5, "by": "blocks", "similarity": 2.0}, ConfigError, "^predictor blocks: .*similarity"),
+        ({"mass": 0.5, "by": "random", "seed": -1}, ConfigError, "^predictor random: .*seed"),
         ({"mass": 0.5, "pool": slices}, ConfigError, "^pool: expected a number, a text or .*, found <module"),
         ({"mass": 0.5, "scale": 0}, PatternError, "^scale: expected a number greater than 0, found 0"),
         ({"mass": 0.5, "by": "given", "mask": MASK}, ConfigError, "expected none of mass, .*, found mass"),

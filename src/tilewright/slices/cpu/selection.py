@@ -75,6 +75,16 @@ class Selection:
         codes = torch.where(mask, 0, 255).to(torch.uint8)
         return codes.expand(layout.batch, layout.heads, layout.groups, layout.keys)
 
+    @in_any_state
+    def random(self, seed: int):
+        """See `selection`."""
+        layout = self.layout
+        rows = torch.arange(layout.batch * layout.heads * layout.groups, device=self._device)
+        keys = torch.arange(layout.keys, device=self._device)
+        # The last code stands for no share: a group of such keys alone would list nothing.
+        codes = mixed(mixed(rows + seed)[:, None] + keys) % (CODES - 1)
+        return codes.to(torch.uint8).view(layout.batch, layout.heads, layout.groups, layout.keys)
+
     def _codes(self, rows, k, lse, step, largest, scale, lengths):
         """Codes of rows [B, H, P, D] that stand for `step` queries each; `largest`: not their mean, but the maximum."""
         layout = self.layout
@@ -141,6 +151,15 @@ def cosines(x: torch.Tensor, mean, n: int):
     spread = mean.repeat_interleave(n, 2)[:, :, : x.shape[2]]
     cosine = F.cosine_similarity(x.float(), spread, dim=-1, eps=1e-12)
     return means(cosine[..., None], n)[..., 0]
+
+
+def mixed(x: torch.Tensor):
+    """Integers int64 below 2**32, as good as random for consecutive x."""
+    # The finaliser of MurmurHash3.
+    x = x & 0xFFFFFFFF
+    x = (x ^ (x >> 16)) * 0x85EBCA6B & 0xFFFFFFFF
+    x = (x ^ (x >> 13)) * 0xC2B2AE35 & 0xFFFFFFFF
+    return x ^ (x >> 16)
 
 
 def _of_groups(scores, logs, counts, of_group, largest):

@@ -99,6 +99,11 @@ class Selection:
         """See `selection`."""
         return self._launch("_start_given")(mask.view(torch.uint8))
 
+    def random(self, seed: int):
+        """See `selection`."""
+        codes = self._empty_codes(self.layout.keys)
+        return self._launch("_start_random", seed)(codes)
+
     def select(self, codes, rule, keys: torch.Tensor, counts, lengths=None) -> None:
         """See `selection`."""
         known = self._all(self.layout.keys) if lengths is None else lengths
@@ -239,6 +244,11 @@ class Selection:
         arguments = (*strides, layout.keys, layout.groups, layout.heads, codes.stride(2), MOVED)
         grid = self._lists * math.ceil(layout.keys / MOVED)
         return codes, selection_kernels.tilewright_slice_given[(grid,)](codes, mask, *arguments), grid, arguments
+
+    def _start_random(self, seed, codes):
+        arguments = (self.layout.keys, seed, codes.stride(2), MOVED)
+        grid = self._lists * math.ceil(self.layout.keys / MOVED)
+        return codes, selection_kernels.tilewright_slice_random[(grid,)](codes, *arguments), grid, arguments
 
     def _start_runs(self, width, codes, lengths):
         units = math.ceil(self.layout.keys / width)

@@ -319,6 +319,25 @@ def tilewright_slice_given(
     tl.store(code_ptr + row.to(tl.int64) * stride_c + n, b_c, mask=n < stride_c)
 
 
+@triton.jit(do_not_specialize=["n_keys", "seed"])
+def tilewright_slice_random(code_ptr, n_keys, seed, stride_c, BLOCK_N: tl.constexpr):
+    """Codes as good as random. Grid: (groups in all * (keys / BLOCK_N rounded up),)."""
+    chunks = tl.cdiv(n_keys, BLOCK_N)
+    row = tl.program_id(0) // chunks
+    n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
+    # The last code stands for no share: a group of such keys alone would list nothing.
+    b_c = _mixed(_mixed((row + seed).to(tl.uint32)) + n.to(tl.uint32)) % tl.full((), CODES - 1, tl.uint32)
+    tl.store(code_ptr + row.to(tl.int64) * stride_c + n, b_c.to(tl.uint8), mask=n < stride_c)
+
+
+@triton.jit
+def _mixed(x):
+    """The finaliser of MurmurHash3, of uint32."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
 @triton.jit(do_not_specialize=["n_keys", "n_units", "of_entry"])
 def tilewright_slice_runs(
     run_ptr, code_ptr, length_ptr, n_keys, n_units, of_entry, stride_r, stride_c,

@@ -24,7 +24,7 @@ from tilewright.core.errors import ConfigError
 if TYPE_CHECKING:
     from tilewright.slices.layout import Layout
 
-NAMES = ("pooled", "column", "blocks", "given")
+NAMES = ("pooled", "column", "blocks", "given", "random")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
