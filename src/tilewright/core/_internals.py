@@ -49,7 +49,7 @@ def functionalized() -> list[bool]:
 
 
 def call_functionalized(operator: Callable, given: tuple) -> Any:
-    """``operator(*given)`` that writes to none of its tensors, as ``functionalize`` calls it, the innermost transform."""
+    """``operator(*given)`` that writes to no tensor, as ``functionalize`` calls it, the innermost transform."""
     from torch._functorch.eager_transforms import _unwrap_all_tensors_from_functional, _wrap_all_tensors_to_functional
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
@@ -60,7 +60,7 @@ def call_functionalized(operator: Callable, given: tuple) -> Any:
 
 
 def has_tangent(x: torch.Tensor) -> bool:
-    """Whether `x` is a tensor with a forward-mode derivative, for kernels, which run where nothing is differentiated."""
+    """Whether `x` has a forward-mode derivative, for kernels, which run where nothing is differentiated."""
     if not isinstance(x, torch.Tensor):
         return False
     # No dispatch key is excluded here.
