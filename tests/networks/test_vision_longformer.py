@@ -110,9 +110,6 @@ def published(q, k, v, windows, tables=None):
     [
         ((6, 6), 1, 2),
         ((7, 7), 2, 3),
-        ((8, 8), 1, 3),
-        ((5, 5), 0, 2),
-        ((9, 9), 1, 4),
         ((5, 9), 1, 2),
         ((11, 7), 2, 3),
         ((6, 8), 0, 2),
@@ -253,11 +250,10 @@ def test_every_attention_gives_the_same_logits(mode, position):
 
 
 @pytest.mark.parametrize("size", NO_SQUARES, ids=str)
-@pytest.mark.parametrize("position", ["absolute", "relative"])
 @pytest.mark.parametrize("mode", MODES)
 @torch.no_grad()
-def test_every_attention_gives_the_same_logits_of_images_that_are_no_squares(mode, position, size):
-    made = partial(create, image_size=size, window_mode=mode, position=position)
+def test_every_attention_gives_the_same_logits_of_images_that_are_no_squares(mode, size):
+    made = partial(create, image_size=size, window_mode=mode, position="relative")
     logits = {each: draw(made(attention=each))(images(size)) for each in ("dense", "native", "tilewright")}
     assert logits["dense"].std() > 0.3
     torch.testing.assert_close(logits["native"], logits["dense"], atol=1e-4, rtol=0)

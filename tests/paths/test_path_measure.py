@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tilewright import networks
-from tilewright.masks import segformer
+from tilewright.masks import segformer, swin
 from tilewright.networks.path import Stages, shared
 from tilewright_study import scenes
 from tilewright_study.experiments.paths import measure
@@ -17,6 +17,13 @@ NETWORKS = {
     "segformer": ("b0", ("2.2.2.2", "2.1.2.2 scale=0.75", "2.10.2.01 levels=234", "2.10.2.2", "2.2.2.2 levels=12")),
     "swin": ("tiny", ("2.2.6.2", "10.2.6.2 fuse=16", "2.2.101011.2", "2.2.101011.1", "2.1.6.2")),
 }
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """A narrow Swin: what is shared does not depend on widths."""
+    monkeypatch.setitem(swin.VARIANTS, "tiny", swin.Size(24, (2, 2, 6, 2), 3))
+    monkeypatch.setattr(swin, "CHANNELS", 32)
 
 
 def made(family, **options):
