@@ -41,11 +41,11 @@ def draw(inputs):
     if not {"none", headline} <= set(graphs) or len(covers) != 1:
         raise ArtifactError(f"overview: expected graphs none and {headline} and one file of blocks, found {graphs}")
     frame = table_speedup.table([path for path in inputs if path not in patterns])
-    drawn = _style.figure(11.6, 3.1)
-    photograph, before, after, chart = drawn.subplots(1, 4, width_ratios=(1, 1, 1, 1.35))
+    drawn = _style.figure(9.6, 2.9)
+    photograph, before, after, chart = drawn.subplots(1, 4, width_ratios=(1, 1, 1, 1.2))
     _seen(photograph, graphs["none"])
-    _mask(before, graphs["none"], None, "The mask, in the model's order")
-    _mask(after, graphs[headline], covers[0], "The same mask, reordered")
+    _mask(before, graphs["none"], None, "Its mask")
+    _mask(after, graphs[headline], covers[0], "The mask reordered")
     _bars(chart, frame)
     return drawn
 
@@ -105,7 +105,7 @@ def _bars(axes, frame):
     colours = [_style.ORDER_COLOURS["window"] if ratio >= 1 else _style.PAPER for ratio in rows["over_peer"]]
     axes.barh(range(len(rows)), rows["over_peer"], 0.62, color=colours)
     for y, row in enumerate(rows.itertuples()):
-        text = f"{_style.ratio(row.over_peer)}  ({_us(row.plan_us)} against {_us(row.peer_us)})"
+        text = f"{_style.ratio(row.over_peer)}: {_us(row.plan_us)}, not {_us(row.peer_us)}"
         axes.text(max(1, row.over_peer) + 0.15, y, text, va="center", fontsize=9)
     axes.axvline(1, color=_style.DENSE, linewidth=1)
     names = [
@@ -118,7 +118,7 @@ def _bars(axes, frame):
     axes.set_xticks([1], ["fastest other = 1"], fontsize=9, ha="left")
     axes.spines["bottom"].set_visible(False)
     axes.grid(False)
-    axes.set_title(f"Speed of one attention layer, {_read.devices(frame)}", fontsize=10)
+    axes.set_title(f"Speed of a layer, {_read.devices(frame)}", fontsize=10)
 
 
 def _us(value):
