@@ -36,6 +36,10 @@ WORD = 32
 INVALID = 2**31 - 1
 
 
+# Keys, counts, order and state of `SliceLists`.
+Lists = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
 class Layout(NamedTuple):
     """Shapes of the lists of one attention call.
 
@@ -163,7 +167,7 @@ class SliceLists:
     lengths: Tensor | None = field(default=None, kw_only=True)
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def tensors(self) -> Lists:
         """keys, counts, order and state, as executors and operators take them."""
         return self.keys, self.counts, self.order, self.state
 

@@ -7,7 +7,7 @@ operators by `define`.
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, library
@@ -18,7 +18,7 @@ from tilewright.core import transforms
 from tilewright.core.errors import DeviceError
 from tilewright.devices import qkv
 from tilewright.slices import backends
-from tilewright.slices.layout import STATE, Layout
+from tilewright.slices.layout import STATE, Layout, Lists
 
 if TYPE_CHECKING:
     from tilewright.slices.cpu.executor import Executor
@@ -48,7 +48,7 @@ def define(name: str, arguments: str, result: str, call: Callable, fake: Callabl
     library.register_fake(f"tilewright::slices_{name}", taking_list(fake), lib=_LIBRARY)
 
 
-def fake_lists(layout: Layout, like: Tensor, *_) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def fake_lists(layout: Layout, like: Tensor, *_: Any) -> Lists:
     """The fake of an operator that makes lists on the device of `like`."""
     counts = like.new_empty(layout.batch, layout.heads, layout.groups, dtype=torch.int32)
     keys = counts.new_empty(*counts.shape, layout.capacity)

@@ -4,7 +4,6 @@ The contract is that of `slices.backends`.
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ class Executor:
         self.layout = layout
 
     @in_any_state
-    def from_mask(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def from_mask(self, mask: torch.Tensor) -> layouts.Lists:
         """See `slices.backends`."""
         layout = self.layout
         mask = mask.expand(layout.batch, layout.heads, -1, -1)
@@ -37,7 +36,7 @@ class Executor:
         return layouts.with_tails(keys, counts), counts, *self.rank(counts)
 
     @in_any_state
-    def unpack(self, bits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def unpack(self, bits: torch.Tensor) -> layouts.Lists:
         """See `slices.backends`."""
         words, asked = bits[..., :-1].contiguous(), bits[..., -1]
         flags = np.unpackbits(words.numpy().view(np.uint8), -1, count=self.layout.keys, bitorder="little")
@@ -74,15 +73,15 @@ class Executor:
 
     def attend(
         self,
-        lists,
+        lists: layouts.Lists,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         *,
         scale: float,
-        out=None,
+        out: torch.Tensor | None = None,
         with_lse: bool = False,
-    ) -> tuple[torch.Tensor, Any]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `slices.backends`."""
         inputs = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
         layouts.check_inputs(self.layout, *lists, **inputs)

@@ -45,14 +45,21 @@ class Selection:
 
     @in_any_state
     def column(
-        self, q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, step: int, largest, scale: float, lengths=None
-    ):
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        lse: torch.Tensor | None,
+        step: int,
+        largest: bool,
+        scale: float,
+        lengths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See `selection`."""
         lse = None if lse is None else lse[..., ::step]
         return self._codes(q[:, :, ::step], k, lse, step, largest, scale, lengths)
 
     @in_any_state
-    def blocks(self, q: torch.Tensor, k: torch.Tensor, block, similarity, scale: float):
+    def blocks(self, q: torch.Tensor, k: torch.Tensor, block: int, similarity: float, scale: float) -> torch.Tensor:
         """See `selection`."""
         layout = self.layout
         k = k[:, :, layout.first : layout.keys - layout.last]
@@ -69,14 +76,14 @@ class Selection:
         return F.pad(codes, (layout.first, layout.last), value=CODES - 1)
 
     @in_any_state
-    def given(self, mask):
+    def given(self, mask: torch.Tensor) -> torch.Tensor:
         """See `selection`."""
         layout = self.layout
         codes = torch.where(mask, 0, 255).to(torch.uint8)
         return codes.expand(layout.batch, layout.heads, layout.groups, layout.keys)
 
     @in_any_state
-    def random(self, seed: int):
+    def random(self, seed: int) -> torch.Tensor:
         """See `selection`."""
         layout = self.layout
         rows = torch.arange(layout.batch * layout.heads * layout.groups, device=self._device)
@@ -145,7 +152,7 @@ def means(x: torch.Tensor, n: int) -> torch.Tensor:
     return found.to(x.dtype)
 
 
-def cosines(x: torch.Tensor, mean, n: int):
+def cosines(x: torch.Tensor, mean: torch.Tensor, n: int) -> torch.Tensor:
     """Mean cosine of n consecutive rows of x [B, H, N, D] to their mean, float32 [B, H, ceil(N / n)]."""
     mean = mean.float()
     spread = mean.repeat_interleave(n, 2)[:, :, : x.shape[2]]
@@ -153,7 +160,7 @@ def cosines(x: torch.Tensor, mean, n: int):
     return means(cosine[..., None], n)[..., 0]
 
 
-def mixed(x: torch.Tensor):
+def mixed(x: torch.Tensor) -> torch.Tensor:
     """Integers int64 below 2**32, as good as random for consecutive x."""
     # The finaliser of MurmurHash3.
     x = x & 0xFFFFFFFF

@@ -25,7 +25,7 @@ class Executor:
     shapes and strides, on each stream, goes through Triton, which compiles.
     """
 
-    def __init__(self, layout: layouts.Layout, device, attention_config=None):
+    def __init__(self, layout: layouts.Layout, device: torch.device, attention_config: forms.SliceConfig | None = None):
         """Compile nothing yet."""
         self.layout, self._device, self._attention_config = layout, device, attention_config
         self._from_mask = CachedLaunch(partial(self._launch_list, False), device)
@@ -37,29 +37,39 @@ class Executor:
             lambda scale, given: CachedLaunch(partial(self._launch_attend, scale, given), device)
         )
 
-    def from_mask(self, mask):
+    def from_mask(self, mask: torch.Tensor) -> layouts.Lists:
         """See `slices.backends`."""
         counts = mask.new_empty(self._groups, dtype=torch.int32)
         keys = self._from_mask(counts, mask)
         return keys, counts, *self.rank(counts)
 
-    def unpack(self, bits):
+    def unpack(self, bits: torch.Tensor) -> layouts.Lists:
         """See `slices.backends`."""
         counts = bits.new_empty(self._groups)
         keys = self._unpack(counts, bits)
         return keys, counts, *self.rank(counts)
 
-    def rank(self, counts):
+    def rank(self, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `slices.backends`."""
         state = counts.new_empty(layouts.STATE)
         return self._rank(state, counts), state
 
-    def pack(self, keys, counts):
+    def pack(self, keys: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """See `slices.backends`."""
         bits = keys.new_zeros(*self._groups, self.layout.words + 1)
         return self._pack(bits, keys, counts)
 
-    def attend(self, lists, q, k, v, *, scale: float, out: torch.Tensor | None = None, with_lse: bool = False):
+    def attend(
+        self,
+        lists: layouts.Lists,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        out: torch.Tensor | None = None,
+        with_lse: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `slices.backends`."""
         run = self._attend(scale, out is not None)
         given = () if out is None else (out,)

@@ -18,6 +18,7 @@ from tilewright.slices.selection import padded
 
 if TYPE_CHECKING:
     from tilewright.slices.layout import Layout
+    from tilewright.slices.selection import Rule
 
 LOG2_E = math.log2(math.e)
 # Codes that a program moves at once, and selects from at once; warps of the latter.
@@ -36,7 +37,7 @@ LEAST_SPLIT = 512
 HEADS = 12
 
 
-def memory(device):
+def memory(device: torch.device) -> int:
     """See `selection`."""
     if device.type != "cuda":
         # Under Triton's interpreter.
@@ -47,7 +48,7 @@ def memory(device):
 class Selection:
     """Methods as in `selection`. config: a `forms.Config`, None: that of `forms.PREDICTION`."""
 
-    def __init__(self, layout: "Layout", device, config=None):
+    def __init__(self, layout: "Layout", device: torch.device, config: forms.Config | None = None):
         """Compile nothing yet."""
         self.layout, self._device, self._config = layout, device, config
         # By name and settings.
@@ -58,30 +59,41 @@ class Selection:
         """Groups of all heads."""
         return self.layout.batch * self.layout.heads * self.layout.groups
 
-    def pooled(self, q: torch.Tensor, k: torch.Tensor, pool, scale: float, lengths=None):
+    def pooled(
+        self, q: torch.Tensor, k: torch.Tensor, pool: int, scale: float, lengths: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `selection`."""
         rows = self.means(q, pool)
         return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths), pool, False, scale)
 
-    def means(self, q: torch.Tensor, pool):
+    def means(self, q: torch.Tensor, pool: int) -> torch.Tensor:
         """Means of `pool` consecutive queries each, [B, H, P, D]."""
         return q if pool == 1 else self._launch("_start_means", pool)(q)
 
-    def log_sum_exps(self, rows: torch.Tensor, k: torch.Tensor, scale: float, lengths=None):
+    def log_sum_exps(
+        self, rows: torch.Tensor, k: torch.Tensor, scale: float, lengths: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]."""
         known = self._all(k.shape[2]) if lengths is None else lengths
         return self._launch("_start_lse", 1, 0.0, scale)(rows, k, known)
 
     def column(
-        self, q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, step: int, largest, scale: float, lengths=None
-    ):
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        lse: torch.Tensor | None,
+        step: int,
+        largest: bool,
+        scale: float,
+        lengths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See `selection`."""
         rows = q[:, :, ::step]
         if lse is None:
             return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths), step, largest, scale)
         return self._codes(rows, k, lse[:, :, None, ::step], step, largest, scale, LOG2_E)
 
-    def blocks(self, q: torch.Tensor, k: torch.Tensor, block, similarity, scale: float):
+    def blocks(self, q: torch.Tensor, k: torch.Tensor, block: int, similarity: float, scale: float) -> torch.Tensor:
         """See `selection`."""
         layout = self.layout
         k = k[:, :, layout.first : layout.keys - layout.last]
@@ -95,16 +107,23 @@ class Selection:
         coded = self._launch("_start_block_codes", similarity, scale)(*means, lse, *alike)
         return self._launch("_start_spread", block)(coded)
 
-    def given(self, mask):
+    def given(self, mask: torch.Tensor) -> torch.Tensor:
         """See `selection`."""
         return self._launch("_start_given")(mask.view(torch.uint8))
 
-    def random(self, seed: int):
+    def random(self, seed: int) -> torch.Tensor:
         """See `selection`."""
         codes = self._empty_codes(self.layout.keys)
         return self._launch("_start_random", seed)(codes)
 
-    def select(self, codes, rule, keys: torch.Tensor, counts, lengths=None) -> None:
+    def select(
+        self,
+        codes: torch.Tensor,
+        rule: "Rule",
+        keys: torch.Tensor,
+        counts: torch.Tensor,
+        lengths: torch.Tensor | None = None,
+    ) -> None:
         """See `selection`."""
         known = self._all(self.layout.keys) if lengths is None else lengths
         if rule.width > 1:

@@ -31,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a user can choose of a predictor; here nothing."""
 
     @property
-    def takes(self):
+    def takes(self) -> tuple[str, ...]:
         """Names of tensors that the predictor takes beside q and k: ``lse``, ``mask``, ``lengths``."""
         return ()
 
@@ -49,7 +49,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raise `ConfigError` for settings that do not fit a layout."""
 
 
-def parse(name: str, settings) -> tuple[ModuleType, Any]:
+def parse(name: str, settings: dict[str, Any]) -> tuple[ModuleType, Any]:
     """``(module, Params)`` of the predictor `name` with `settings`, a dict, read strictly.
 
     Raises `UnknownNameError` for the name and `ConfigError` for a setting that is unknown, of a wrong type or out of

@@ -14,6 +14,7 @@ from tilewright.slices.predictors import Settings
 if TYPE_CHECKING:
     import torch
 
+    from tilewright.slices.cpu.selection import Selection
     from tilewright.slices.layout import Layout
 
 
@@ -30,12 +31,14 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
         return True
 
 
-def group_bytes(params: Params, layout: "Layout", head_dim: int):
+def group_bytes(params: Params, layout: "Layout", head_dim: int) -> int:
     """See the contract: codes of blocks, and the means of queries and keys."""
     blocks = -(-layout.keys // params.block)
     return layout.keys + blocks + 4 * head_dim * (1 + -(-blocks // layout.groups)) + 128
 
 
-def codes(selection, q: "torch.Tensor", k: "torch.Tensor", params: Params, *, scale: float):
+def codes(
+    selection: "Selection", q: "torch.Tensor", k: "torch.Tensor", params: Params, *, scale: float
+) -> "torch.Tensor":
     """See the contract."""
     return selection.blocks(q, k, params.block, params.similarity, scale)

@@ -12,6 +12,7 @@ from tilewright.slices.predictors import Settings, check_part
 if TYPE_CHECKING:
     import torch
 
+    from tilewright.slices.cpu.selection import Selection
     from tilewright.slices.layout import Layout
 
 
@@ -23,7 +24,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     sample: int | None = None
 
     @property
-    def takes(self):
+    def takes(self) -> tuple[str, ...]:
         """See `Settings`."""
         return ("lse", "lengths")
 
@@ -31,19 +32,26 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
         """See `Settings`."""
         check_part("sample", self.asked(layout), layout.rows)
 
-    def asked(self, layout: "Layout"):
+    def asked(self, layout: "Layout") -> int:
         """Queries of a group that are asked."""
         return layout.rows if self.sample is None else self.sample
 
 
-def group_bytes(params: Params, layout: "Layout", head_dim: int):
+def group_bytes(params: Params, layout: "Layout", head_dim: int) -> int:
     """See the contract: at most 16 log-sum-exps of each query."""
     return layout.keys + 64 * params.asked(layout)
 
 
 def codes(
-    selection, q: "torch.Tensor", k: "torch.Tensor", params: Params, *, scale: float, lse: "torch.Tensor", lengths
-):
+    selection: "Selection",
+    q: "torch.Tensor",
+    k: "torch.Tensor",
+    params: Params,
+    *,
+    scale: float,
+    lse: "torch.Tensor | None",
+    lengths: "torch.Tensor | None",
+) -> "torch.Tensor":
     """See the contract."""
     step = selection.layout.rows // params.asked(selection.layout)
     return selection.column(q, k, lse, step, params.criterion == "max", scale, lengths)

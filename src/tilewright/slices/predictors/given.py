@@ -10,6 +10,7 @@ s = y x width + x:
   distance of frames; where less than one place is left, the same place of every so many frames.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from tilewright.core.errors import ConfigError, PatternError
 from tilewright.slices.predictors import Settings
 
 if TYPE_CHECKING:
+    from tilewright.slices.cpu.selection import Selection
     from tilewright.slices.layout import Layout
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -43,7 +45,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     sink: Number = 0
 
     @property
-    def takes(self):
+    def takes(self) -> tuple[str, ...]:
         """See `Settings`."""
         return ("mask",)
 
@@ -79,17 +81,19 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"window: expected odd numbers of tiles, found {self.window}")
 
 
-def group_bytes(params: Params, layout: "Layout", head_dim: int):
+def group_bytes(params: Params, layout: "Layout", head_dim: int) -> int:
     """See the contract."""
     return layout.keys
 
 
-def codes(selection, q: torch.Tensor, k: torch.Tensor, params: Params, *, scale: float, mask):
+def codes(
+    selection: "Selection", q: torch.Tensor, k: torch.Tensor, params: Params, *, scale: float, mask: torch.Tensor
+) -> torch.Tensor:
     """See the contract."""
     return selection.given(mask)
 
 
-def mask(params: Params, layout: "Layout", device: torch.device | str):
+def mask(params: Params, layout: "Layout", device: torch.device | str) -> torch.Tensor:
     """See the contract."""
     if params.pattern is None:
         raise ConfigError(f"predictor given: expected a mask, or a pattern; known: {', '.join(STATED)}")
@@ -104,7 +108,11 @@ def mask(params: Params, layout: "Layout", device: torch.device | str):
     return of_function(allowed, layout, device)
 
 
-def of_function(allowed, layout: "Layout", device: torch.device | str):
+def of_function(
+    allowed: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    layout: "Layout",
+    device: torch.device | str,
+) -> torch.Tensor:
     """bool [B or 1, H or 1, G, N_k]: the keys that a query of each group sees; 1 where all are alike.
 
     allowed: ``(b, h, query, key) -> bool``, of int64 tensors that broadcast, as FlexAttention's mask functions. It is

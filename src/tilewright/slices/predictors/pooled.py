@@ -25,7 +25,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     pool: int | None = None
 
     @property
-    def takes(self) -> tuple[str]:
+    def takes(self) -> tuple[str, ...]:
         """See `Settings`."""
         return ("lengths",)
 

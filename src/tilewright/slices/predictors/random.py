@@ -9,6 +9,7 @@ from tilewright.slices.predictors import Settings
 if TYPE_CHECKING:
     import torch
 
+    from tilewright.slices.cpu.selection import Selection
     from tilewright.slices.layout import Layout
 
 
@@ -18,11 +19,13 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] = 0
 
 
-def group_bytes(params: Params, layout: "Layout", head_dim: int):
+def group_bytes(params: Params, layout: "Layout", head_dim: int) -> int:
     """See the contract."""
     return layout.keys
 
 
-def codes(selection, q: "torch.Tensor", k: "torch.Tensor", params: Params, *, scale: float):
+def codes(
+    selection: "Selection", q: "torch.Tensor", k: "torch.Tensor", params: Params, *, scale: float
+) -> "torch.Tensor":
     """See the contract."""
     return selection.random(params.seed)
