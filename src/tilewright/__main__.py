@@ -11,19 +11,20 @@ tilewright doctor
 import argparse
 import logging
 import sys
+from collections.abc import Sequence
 
 from tilewright import commands
 from tilewright.core.errors import TilewrightError
 
 
-def main(arguments=None):
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for bad input, which is one line on standard error."""
     parser = argparse.ArgumentParser(prog="tilewright", description="Scheduled sparse attention")
     known = parser.add_subparsers(dest="command", required=True)
     for name in commands.NAMES:
         module = commands.member(name)
-        help_text = module.__doc__.splitlines()[0].rstrip(".")
-        module.arguments(known.add_parser(name, help=help_text, description=module.__doc__.partition("\n\n")[0]))
+        said = (module.__doc__ or "").partition("\n\n")[0]
+        module.arguments(known.add_parser(name, help=said.splitlines()[0].rstrip("."), description=said))
     chosen = vars(parser.parse_args(arguments))
     logging.basicConfig(format="%(message)s")
     try:

@@ -8,18 +8,20 @@ Importing a member stays light: `tilewright --help` loads no torch.
 """
 
 import os
+from collections.abc import Sequence
+from types import ModuleType
 
 from tilewright.core import registry
 
 NAMES = ("plan", "show", "bench", "calibrate", "compile", "doctor")
 
 
-def member(name: str):
+def member(name: str) -> ModuleType:
     """The module of a subcommand. Raises `UnknownNameError`."""
     return registry.member(__name__, "command", name, NAMES)
 
 
-def table(rows) -> list:
+def table(rows: Sequence[dict[str, str]]) -> list[str]:
     """Lines of a table of `rows`, dicts of texts with the same keys: a header, then the rows, aligned to the right."""
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
     return [

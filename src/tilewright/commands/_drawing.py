@@ -2,12 +2,17 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewright import graph
 from tilewright.commands import style
+
+if TYPE_CHECKING:
+    from tilewright.attention.blocks import Blocks
+    from tilewright.attention.plan import Plan
 
 # Rows and columns of a picture; larger patterns are averaged down to them.
 PIXELS = 640
@@ -19,16 +24,16 @@ class Panel:
 
     title: str
     pattern: graph.Graph
-    parts: list[tuple[str, Any, np.ndarray]] = field(default_factory=list)
+    parts: list[tuple[str, "Blocks", np.ndarray]] = field(default_factory=list)
 
     @property
-    def work(self):
+    def work(self) -> float:
         """Share of all pairs of query and key that is executed, padding of blocks included."""
         pairs = self.pattern.n_rows * self.pattern.n_cols
         return sum(int(cover.area[shown].sum()) for _, cover, shown in self.parts) / pairs
 
 
-def of_plan(plan):
+def of_plan(plan: "Plan") -> list[Panel]:
     """Panels of a plan: the pattern as the model has it, and in plan order with the blocks of its schedule."""
     s, parts = plan.schedule, []
     for t, name in enumerate(s.tiles):
@@ -40,7 +45,7 @@ def of_plan(plan):
     return [Panel("as the model has it", natural(plan.graph)), Panel(order, plan.graph, parts)]
 
 
-def of_pattern(found, order, tile) -> list:
+def of_pattern(found: graph.Graph, order: str, tile: str) -> list[Panel]:
     """Panels of a pattern: cut into blocks of `tile` as the model has it, and in `order`. Raises `TilewrightError`."""
     from tilewright.attention import blocks, reorder
     from tilewright.attention.blocks.tiles import parse
@@ -61,7 +66,7 @@ def _cut(title, ordered, cover):
     return Panel(f"{title}, tile {name}", ordered, [(name, cover, np.ones(cover.n_blocks, bool))])
 
 
-def draw(panels, name: str, path: str | Path) -> None:
+def draw(panels: list[Panel], name: str, path: str | Path) -> None:
     """Draw `panels` side by side and write them to `path`."""
     with style.context():
         from matplotlib.patches import Patch
@@ -87,7 +92,7 @@ def draw(panels, name: str, path: str | Path) -> None:
         style.save(drawn, path)
 
 
-def picture(panel, colours):
+def picture(panel: Panel, colours: dict[str, style.Colour]) -> NDArray[np.float64]:
     """float [P, Q, 3]: white nothing, the tile's colour what is executed, dark the allowed pairs; means of pixels."""
     from matplotlib.colors import to_rgb
 
@@ -100,12 +105,13 @@ def picture(panel, colours):
     for tile, cover, shown in panel.parts:
         shares[tile] += _executed(cover, shown, step, cells.shape) / cells
     total = np.clip(sum(shares.values(), np.zeros(cells.shape)), allowed, 1)
-    shade = np.ones((*cells.shape, 3)) * (1 - total)[..., None] + allowed[..., None] * np.array(to_rgb(style.ENTRY))
+    entry, by_tile = np.array(to_rgb(style.ENTRY)), {tile: np.array(to_rgb(colours[tile])) for tile in shares}
+    shade = np.ones((*cells.shape, 3)) * (1 - total)[..., None] + allowed[..., None] * entry
     # Of what is executed and masked, each tile its part.
     executed = sum(shares.values(), np.zeros(cells.shape))
     for tile, share in shares.items():
         part = np.divide(share, executed, out=np.zeros_like(share), where=executed > 0) * (total - allowed)
-        shade += part[..., None] * np.array(to_rgb(colours[tile]))
+        shade += part[..., None] * by_tile[tile]
     return np.clip(shade, 0, 1)
 
 
@@ -132,7 +138,8 @@ def _executed(cover, shown, step, shape):
     return found
 
 
-def natural(ordered):
+def natural(ordered: graph.Graph) -> graph.Graph:
     """An ordered graph in the natural order; distinct rows stay shared."""
+    assert ordered.row_order is not None and ordered.col_order is not None
     plain = replace(ordered, row_order=None, col_order=None)
     return plain.reordered(np.argsort(ordered.row_order), np.argsort(ordered.col_order))

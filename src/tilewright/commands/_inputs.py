@@ -2,9 +2,14 @@
 
 import re
 import zipfile
+from argparse import ArgumentParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tilewright.core.errors import ArtifactError, ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
 MASKS = (".npz", ".npy", ".pt")
 PATTERN = (
@@ -13,12 +18,12 @@ PATTERN = (
 )
 
 
-def grid_option(parser) -> None:
+def grid_option(parser: ArgumentParser) -> None:
     """The grid that named patterns need."""
     parser.add_argument("--grid", help="tokens of a named pattern behind its special ones, e.g. 64x64 rows x columns")
 
 
-def pattern(text: str, grid=None):
+def pattern(text: str, grid: str | None = None) -> "Graph":
     """The `Graph` of a pattern, see `PATTERN`; grid: ``ROWSxCOLUMNS`` or None.
 
     Raises `ArtifactError` for a file, `UnknownNameError` for a name and `ConfigError` for a grid.
@@ -51,7 +56,7 @@ def pattern(text: str, grid=None):
     return patterns.graph(text, (int(sides[1]), int(sides[2])), patterns.special(text) or 0)
 
 
-def is_plan(path: str | Path):
+def is_plan(path: str | Path) -> bool:
     """Whether a file is a plan's, by what it holds. Raises `ArtifactError` for one that ends in ``.plan`` and is
     missing."""
     path = Path(path)

@@ -6,6 +6,7 @@ timed in turns.
 
 import sys
 import time
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,7 +28,7 @@ MOST_BYTES = 2 << 30
 REPETITIONS = 10
 
 
-def arguments(parser) -> None:
+def arguments(parser: ArgumentParser) -> None:
     """The plan, and how long to measure."""
     parser.add_argument("plan", help="a plan that `tilewright plan` or Plan.save wrote")
     parser.add_argument("--batch", type=flags.count, default=1, help="batch entries (default: 1)")
@@ -40,7 +41,15 @@ def arguments(parser) -> None:
     parser.add_argument("--seed", type=flags.seed, default=0, help="of the tokens, standard normal (default: 0)")
 
 
-def run(plan: str | Path, batch: int, without, forms, rse, seconds: float, seed: int) -> int:
+def run(
+    plan: str | Path,
+    batch: int,
+    without: list[str],
+    forms: list[str] | None,
+    rse: float,
+    seconds: float,
+    seed: int,
+) -> int:
     """Check, time, and print one table. Returns 1 where a result was wrong."""
     settle_threads()
     from tilewright import devices
@@ -59,8 +68,9 @@ def run(plan: str | Path, batch: int, without, forms, rse, seconds: float, seed:
     groups += [_baseline(name, tokens, forms or flex.VARIANTS) for name in BASELINES if name not in without]
     right = [one for group in groups for one in group if one.call is not None]
     gpu = devices.facts(made.device).GPU_TIMER
-    effort = {"min_reps": REPETITIONS, "max_seconds": seconds, "rse_target": rse}
-    for one, timing in zip(right, time_in_turns([one.call for one in right], gpu=gpu, **effort), strict=True):
+    calls = [one.call for one in right]
+    timings = time_in_turns(calls, gpu=gpu, min_reps=REPETITIONS, max_seconds=seconds, rse_target=rse)
+    for one, timing in zip(right, timings, strict=True):
         one.timed(timing)
     best = [min(group, key=_rank) for group in groups]
     print(made.summary().splitlines()[0])

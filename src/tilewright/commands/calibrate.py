@@ -1,5 +1,7 @@
 """Measure once what plans on this GPU are made of; compile as `tilewright compile` does."""
 
+from argparse import ArgumentParser
+
 from tilewright.attention import backends
 from tilewright.attention.profile import DTYPES
 from tilewright.commands import compile as compiling
@@ -7,7 +9,7 @@ from tilewright.commands import table
 from tilewright.core import flags
 
 
-def arguments(parser) -> None:
+def arguments(parser: ArgumentParser) -> None:
     """What is calibrated."""
     parser.add_argument("--head-dim", type=flags.count, nargs="+", default=[64], help="values of a head")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"], help="of the tensors")
@@ -16,7 +18,7 @@ def arguments(parser) -> None:
     parser.add_argument("--anew", action="store_true", help="measure what is already there, too")
 
 
-def run(head_dim, dtype, tiles, device, anew) -> None:
+def run(head_dim: list[int], dtype: list[str], tiles: list[str] | None, device: str, anew: bool) -> None:
     """Calibrate for each type and head dim, and print a table."""
     from tilewright import devices
     from tilewright.attention.blocks.tiles import parse

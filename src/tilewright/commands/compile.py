@@ -1,9 +1,10 @@
 """Compile once what plans of large patterns, and orders, are made with."""
 
 import time
+from argparse import ArgumentParser
 
 
-def arguments(parser) -> None:
+def arguments(parser: ArgumentParser) -> None:
     """It has none."""
 
 

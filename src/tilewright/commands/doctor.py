@@ -4,6 +4,7 @@ import importlib.util
 import os
 import platform
 import sys
+from argparse import ArgumentParser
 from importlib import metadata
 from pathlib import Path
 
@@ -27,7 +28,7 @@ BAD_PAIRS = (
 )
 
 
-def arguments(parser) -> None:
+def arguments(parser: ArgumentParser) -> None:
     """It has none."""
 
 

@@ -1,12 +1,14 @@
 """Plan a pattern and save the plan."""
 
+from argparse import ArgumentParser
+
 from tilewright.attention.profile import DTYPES
 from tilewright.commands import _inputs, settle_threads
 from tilewright.core import flags
 from tilewright.core.errors import ConfigError
 
 
-def arguments(parser) -> None:
+def arguments(parser: ArgumentParser) -> None:
     """The pattern, what the plan will be called with, and how it is made."""
     parser.add_argument("pattern", help=_inputs.PATTERN)
     _inputs.grid_option(parser)
@@ -22,15 +24,23 @@ def arguments(parser) -> None:
 
 
 def run(
-    pattern, grid: tuple[int, ...], output, heads: int, head_dim: int, dtype, device, reorder, tiles, solver: str, tune
+    pattern: str,
+    grid: str | None,
+    output: str,
+    heads: int | None,
+    head_dim: int | None,
+    dtype: str,
+    device: str,
+    reorder: str,
+    tiles: list[str] | None,
+    solver: str,
+    tune: bool,
 ) -> None:
     """Plan, save, and print the summary."""
     settle_threads()
     found = _inputs.pattern(pattern, grid)
-    sizes = {"--heads": heads or found.meta.get("heads"), "--head-dim": head_dim or found.meta.get("head_dim")}
-    for option, size in sizes.items():
-        if size is None or size < 1:
-            raise ConfigError(f"{option}: expected a positive number, which {pattern} does not tell, found {size}")
+    heads = _size("--heads", heads or found.meta.get("heads"), pattern)
+    head_dim = _size("--head-dim", head_dim or found.meta.get("head_dim"), pattern)
 
     import torch
 
@@ -38,8 +48,8 @@ def run(
 
     made = plan.plan(
         found,
-        heads=sizes["--heads"],
-        head_dim=sizes["--head-dim"],
+        heads=heads,
+        head_dim=head_dim,
         dtype=getattr(torch, dtype),
         device=device,
         reorder=reorder,
@@ -50,3 +60,9 @@ def run(
     made.save(output)
     print(made.summary())
     print(f"saved      {output}")
+
+
+def _size(option, size, pattern):
+    if size is None or size < 1:
+        raise ConfigError(f"{option}: expected a positive number, which {pattern} does not tell, found {size}")
+    return size

@@ -1,11 +1,16 @@
 """Say what a plan or a pattern consists of; draw it with --figure."""
 
+from argparse import ArgumentParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tilewright.commands import _inputs
 
+if TYPE_CHECKING:
+    from tilewright.graph import Graph
 
-def arguments(parser) -> None:
+
+def arguments(parser: ArgumentParser) -> None:
     """What is shown, and how."""
     parser.add_argument("what", help=f"a plan, or a pattern: {_inputs.PATTERN}")
     _inputs.grid_option(parser)
@@ -14,7 +19,7 @@ def arguments(parser) -> None:
     parser.add_argument("--tile", default="64x1", help="of a pattern: the tile that it is cut into (64x1)")
 
 
-def run(what, grid: tuple[int, ...], figure, reorder, tile) -> None:
+def run(what: str, grid: str | None, figure: Path | None, reorder: str, tile: str) -> None:
     """Print a summary, and draw where a figure is asked for."""
     from tilewright.commands import _drawing, style
 
@@ -36,7 +41,7 @@ def run(what, grid: tuple[int, ...], figure, reorder, tile) -> None:
         print(f"drawn      {figure}")
 
 
-def summary(found) -> list:
+def summary(found: "Graph") -> list[str]:
     """Lines that say what a pattern is."""
     import numpy as np
 

@@ -2,14 +2,18 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.attention.blocks import tiles
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, need
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Colour = str | tuple[float, float, float] | tuple[float, float, float, float]
 # Of an allowed pair of query and key.
 ENTRY = "#08306B"
 # Inches that a title, a label of an axis and notes need.
@@ -47,7 +51,7 @@ def context() -> Iterator[None]:
         yield
 
 
-def figure(width, height):
+def figure(width: float, height: float) -> "Figure":
     """An empty figure of `width` x `height` inches, no narrower than `NARROWEST`, whose parts are laid out without
     overlap."""
     from matplotlib.figure import Figure
@@ -62,20 +66,20 @@ def check_suffix(path: str | Path) -> None:
         raise ArtifactError(f"{path}: expected a name ending in {known}, found {Path(path).suffix!r}")
 
 
-def settle(drawn) -> None:
+def settle(drawn: "Figure") -> None:
     """Lay the parts of a figure out, once for all formats that it is saved in."""
     drawn.draw_without_rendering()
     drawn.set_layout_engine("none")
 
 
-def save(drawn, path: str | Path) -> None:
+def save(drawn: "Figure", path: str | Path) -> None:
     """Write a figure atomically, without dates or versions in it."""
     suffix = Path(path).suffix
     with artifacts.atomic(path) as temporary:
         drawn.savefig(temporary, format=suffix[1:], metadata=_METADATA[suffix])
 
 
-def tile_colour(name: str):
+def tile_colour(name: str) -> Colour:
     """Colour of a tile: gathered slices are orange to brown, tiles of contiguous keys purple; more rows are darker."""
     import matplotlib
 
@@ -84,14 +88,15 @@ def tile_colour(name: str):
     return shades(max(0.2, 0.35 + 0.18 * (math.log2(tile.rows) - 4)))
 
 
-def tint(colour, strength: float = 0.4) -> tuple:
+def tint(colour: Colour, strength: float = 0.4) -> Colour:
     """`colour` mixed with white."""
     from matplotlib.colors import to_rgb
 
-    return tuple(1 - strength * (1 - part) for part in to_rgb(colour))
+    red, green, blue = (1 - strength * (1 - part) for part in to_rgb(colour))
+    return red, green, blue
 
 
-def head(drawn, title, handles=(), columns=None) -> None:
+def head(drawn: "Figure", title: str, handles: Iterable[Any] = (), columns: int | None = None) -> None:
     """Put a title and below it a legend on top of a figure, outside its panels, in one line or in `columns`, or in as
     many as the figure is wide enough for."""
     handles = list(handles)
