@@ -20,8 +20,6 @@ from tilewright.attention.measure import measure
 from tilewright.core.errors import ArtifactError, DeviceError, PatternError
 from tilewright.core.timing import time_call, time_gpu
 from tilewright.devices import qkv
-from tilewright.packed import backends as packing
-from tilewright.slices import backends as slicing
 from tilewright_study import provenance
 from tilewright_study.stages import schedule as schedule_stage
 
@@ -237,9 +235,9 @@ def test_a_probe_times_every_split_length_that_matters(kind, device, dense):
 
 def test_importing_facts_imports_no_torch(kind):
     code = (
-        "import sys, tilewright; from tilewright import devices; from tilewright.packed import backends; "
+        "import sys, tilewright; from tilewright import devices; "
         f"tilewright.__path__ += [{str(OTHERS)!r}]; devices.__path__ += [{str(OTHERS / 'devices')!r}]; "
-        f"devices.NAMES += ({kind!r},); devices.facts({kind!r}); backends.kinds(); "
+        f"devices.NAMES += ({kind!r},); devices.facts({kind!r}); devices.offering('packed.executor'); "
         f"devices.modules({kind!r}, 'attention.executor', 'packed.executor', 'slices.executor'); "
         "assert not {'torch', 'triton', 'numba'} & set(sys.modules), 'heavy'"
     )
@@ -250,7 +248,7 @@ def test_importing_facts_imports_no_torch(kind):
 def test_modules_of_a_target_are_declared_for_digests(kind):
     found = devices.modules(kind, "attention.executor", "attention.probe", "packed.executor")
     entered = [f"attention.{kind}.executor", f"attention.{kind}.probe"]
-    entered += [f"packed.{kind}.executor"] * packing.runs(kind)
+    entered += [f"packed.{kind}.executor"] * devices.has(kind, "packed.executor")
     assert found == tuple(f"tilewright.{name}" for name in (f"devices.{kind}.facts", *entered))
     assert devices.modules(kind) == found[:1]
 
@@ -261,22 +259,14 @@ def test_a_digest_sees_the_facts_of_its_target_alone(kind):
     assert [name for name in devices.NAMES if f"tilewright.devices.{name}.facts" in seen] == [kind]
 
 
-def test_packed_batches_are_optional(kind):
-    if not packing.runs(kind):
-        with pytest.raises(DeviceError, match=r"^no packed batches run on .*'abacus'; known: cpu, cuda$"):
-            packing.executor(kind)
-        return
-    # What it does stands in the tests of packed batches, which run every such executor.
-    assert callable(packing.executor(kind).Executor)
-
-
-def test_slices_are_optional(kind):
-    if not slicing.runs(kind):
-        with pytest.raises(DeviceError, match=r"^no slices run on .*'abacus'; known: cpu, cuda$"):
-            slicing.executor(kind)
-        return
-    # What it does stands in the tests of slices, which run every such executor.
-    assert callable(slicing.executor(kind).Executor)
+# What they do stands in the tests of packed batches and of slices, which run every such executor.
+@pytest.mark.parametrize("role", ["packed.executor", "slices.executor", "slices.selection"])
+def test_packed_batches_and_slices_are_optional(kind, role):
+    if devices.has(kind, role):
+        name = "Selection" if role.endswith("selection") else "Executor"
+        assert callable(getattr(devices.module(kind, role), name)) and devices.offering(role)[kind]
+    else:
+        assert kind not in devices.offering(role)
 
 
 def test_a_new_target_plans_and_runs(abacus, dense, tmp_path):

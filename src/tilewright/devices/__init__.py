@@ -162,6 +162,11 @@ def modules(kind: str, *roles: str) -> tuple[str, ...]:
     return (f"{__name__}.{_known(kind)}.facts", *(_name(kind, role) for role in roles if has(kind, role)))
 
 
+def offering(role: str) -> dict[str, str]:
+    """Dotted names of the modules in a role, by the devices that have one."""
+    return {kind: _name(kind, role) for kind in NAMES if has(kind, role)}
+
+
 def _name(kind, role):
     operator, _, name = role.rpartition(".")
     return f"{__package__.partition('.')[0]}.{operator}.{_known(kind)}.{name}"

@@ -22,8 +22,8 @@ from tilewright.core import _internals, arguments
 from tilewright.core.errors import ConfigError
 from tilewright.core.precision import cast
 from tilewright.slices import settings as slice_settings
+from tilewright.slices.backends import EXECUTORS
 from tilewright.slices.layout import HEAD_DIMS
-from tilewright.slices.operators import EXECUTORS
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
 DTYPES = torch.float32, torch.float16, torch.bfloat16

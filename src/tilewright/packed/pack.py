@@ -19,12 +19,12 @@ from tilewright.core import arguments, transforms
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.core.operators import exporting, watched
 from tilewright.core.transforms import call
-from tilewright.packed import backends, backward
+from tilewright.packed import backward
 from tilewright.packed import lists as packed_lists
 from tilewright.packed.lists import BAD, EMPTY, KEPT, PackedOffsets
 
 # Modules of the devices that run packed batches, by torch's name of their device.
-EXECUTORS = {kind: devices.modules(kind, "packed.executor")[-1] for kind in backends.kinds()}
+EXECUTORS = devices.offering("packed.executor")
 # Queries of a work item: those of one tensor-core product of a warp group, fewer where images have fewer tokens.
 ROWS, FEWEST_ROWS = 64, 16
 _INTEGERS = torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64

@@ -15,24 +15,7 @@
 ``selection.py``, beside ``executor.py``: which keys such lists hold, see `slices.selection`.
 """
 
-from types import ModuleType
-
 from tilewright import devices
-from tilewright.core.errors import DeviceError
 
-
-def executor(kind: str) -> ModuleType:
-    """The module whose `Executor` runs slices on `kind`. Raises `DeviceError` where there is none."""
-    if not runs(kind):
-        raise DeviceError(f"no slices run on a device of kind {kind!r}; known: {', '.join(kinds())}")
-    return devices.module(kind, "slices.executor")
-
-
-def runs(kind: str) -> bool:
-    """Whether slices run on `kind`. Raises `DeviceError` for a kind that is not known."""
-    return devices.has(kind, "slices.executor")
-
-
-def kinds() -> tuple[str, ...]:
-    """Names of the devices that run slices."""
-    return tuple(filter(runs, devices.NAMES))
+# By torch's name of their device.
+EXECUTORS, SELECTIONS = devices.offering("slices.executor"), devices.offering("slices.selection")

@@ -12,19 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, library
 
-from tilewright import devices
 from tilewright.core import operators as _first  # noqa: F401  defines the library that a fragment is added to
 from tilewright.core import transforms
 from tilewright.core.errors import DeviceError
 from tilewright.devices import qkv
-from tilewright.slices import backends
+from tilewright.slices.backends import EXECUTORS
 from tilewright.slices.layout import STATE, Layout, Lists
 
 if TYPE_CHECKING:
     from tilewright.slices.cpu.executor import Executor
-
-# Modules of the devices that run slices, by torch's name of their device.
-EXECUTORS = {kind: devices.modules(kind, "slices.executor")[-1] for kind in backends.kinds()}
 
 _LIBRARY = library.Library("tilewright", "FRAGMENT")
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tilewright import devices
 from tilewright.core import arguments
 from tilewright.core.caches import Recent
 from tilewright.core.errors import ConfigError, DeviceError, PatternError
 from tilewright.core.operators import watched
-from tilewright.slices import backends, operators, predictors, selection
+from tilewright.slices import operators, predictors, selection
 from tilewright.slices.attention import check_scale, check_tensors
+from tilewright.slices.backends import SELECTIONS
 from tilewright.slices.layout import (
     STEP,
     Layout,
@@ -29,8 +29,6 @@ from tilewright.slices.layout import (
 )
 from tilewright.slices.predictors.given import of_function
 
-# Modules of the devices that choose keys, by torch's name of their device.
-SELECTIONS = {kind: devices.modules(kind, "slices.selection")[-1] for kind in backends.kinds()}
 # Keys of a list at least, unless fewer are asked for.
 LEAST = 64
 
