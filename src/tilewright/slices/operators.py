@@ -5,7 +5,7 @@ operators by `define`.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,38 +51,23 @@ def fake_lists(layout: Layout, like: Tensor, *_: Any) -> Lists:
     return keys, counts, *_fake_rank(layout, counts)
 
 
-def _from_mask(layout, mask):
-    return executor(layout, mask.device).from_mask(mask)
-
-
-def _unpack(layout, bits):
-    return executor(layout, bits.device).unpack(bits)
-
-
-def _rank(layout, counts):
-    return executor(layout, counts.device).rank(counts)
+def _by(name):
+    """The operator that a method of executors is, of tensors alone."""
+    return lambda layout, *tensors: getattr(executor(layout, tensors[0].device), name)(*tensors)
 
 
 def _fake_rank(layout, counts):
     return torch.empty_like(counts), counts.new_empty(STATE)
 
 
-def _pack(layout, keys, counts):
-    return executor(layout, keys.device).pack(keys, counts)
-
-
 def _fake_pack(layout, keys, counts):
     return keys.new_empty(*keys.shape[:3], layout.words + 1)
 
 
-def _attend(layout, keys, counts, order, state, q, k, v, scale):
+def _attend(layout, keys, counts, order, state, q, k, v, scale, with_lse=False):
     lists = keys, counts, order, state
-    return executor(layout, q.device).attend(lists, q, k, v, scale=scale)[0]
-
-
-def _attend_lse(layout, keys, counts, order, state, q, k, v, scale):
-    lists = keys, counts, order, state
-    return executor(layout, q.device).attend(lists, q, k, v, scale=scale, with_lse=True)
+    found = executor(layout, q.device).attend(lists, q, k, v, scale=scale, with_lse=with_lse)
+    return found if with_lse else found[0]
 
 
 def _fake_attend(layout, keys, counts, order, state, q, k, v, scale):
@@ -95,17 +80,11 @@ def _fake_attend_lse(layout, keys, counts, order, state, q, k, v, scale):
 
 
 _MADE = "(Tensor, Tensor, Tensor, Tensor)"
-_LISTS = "Tensor keys, Tensor counts, Tensor order, Tensor state"
+_ATTENDED = "Tensor keys, Tensor counts, Tensor order, Tensor state, Tensor q, Tensor k, Tensor v, float scale"
 
-define("from_mask", "Tensor mask", _MADE, _from_mask, fake_lists)
-define("unpack", "Tensor bits", _MADE, _unpack, fake_lists)
-define("rank", "Tensor counts", "(Tensor, Tensor)", _rank, _fake_rank)
-define("pack", "Tensor keys, Tensor counts", "Tensor", _pack, _fake_pack)
-define("attend", f"{_LISTS}, Tensor q, Tensor k, Tensor v, float scale", "Tensor", _attend, _fake_attend)
-define(
-    "attend_lse",
-    f"{_LISTS}, Tensor q, Tensor k, Tensor v, float scale",
-    "(Tensor, Tensor)",
-    _attend_lse,
-    _fake_attend_lse,
-)
+define("from_mask", "Tensor mask", _MADE, _by("from_mask"), fake_lists)
+define("unpack", "Tensor bits", _MADE, _by("unpack"), fake_lists)
+define("rank", "Tensor counts", "(Tensor, Tensor)", _by("rank"), _fake_rank)
+define("pack", "Tensor keys, Tensor counts", "Tensor", _by("pack"), _fake_pack)
+define("attend", _ATTENDED, "Tensor", _attend, _fake_attend)
+define("attend_lse", _ATTENDED, "(Tensor, Tensor)", partial(_attend, with_lse=True), _fake_attend_lse)

@@ -200,45 +200,40 @@ class Selection:
     def _start_codes(
         self, step, largest, scale, lse_log2, rows, k, lse, q_alike=None, k_alike=None, similarity=0.0
     ):  # fmt: skip
-        layout = self.layout
-        batch, heads, n_rows, head_dim = rows.shape
-        config = self._form(k)
-        n_keys, of_group = k.shape[2], layout.rows // step
-        codes = self._empty_codes(n_keys)
+        config, of_group = self._form(k), self.layout.rows // step
         block_r = min(of_group, config.block_m)
         block_g = config.block_m // block_r
-        tiles, splits = math.ceil(layout.groups / block_g), lse.shape[2]
-        steps = batch * heads * tiles * math.ceil(n_keys / config.block_n)
-        chunk = math.ceil(steps / PROGRAMS) * config.block_n
-        # [B, H, splits, P]; a stride of one split is never used.
-        strides = (*rows.stride()[:3], *k.stride()[:3], *lse.stride(), codes.stride(2))
-        sizes = (n_rows, n_keys, layout.queries, layout.groups, heads, scale * LOG2_E, lse_log2, similarity)
-        splitting = (splits, triton.next_power_of_2(splits), chunk, config.num_stages)
-        arguments = (*strides, *sizes, of_group, step, largest, head_dim, block_g, block_r, config.block_n, *splitting)
-        grid = batch * heads * math.ceil(n_keys / chunk) * tiles
+        codes, grid, sizes, splitting = self._split(rows, k, lse, block_g, config.block_n, config.num_stages)
+        scales = (scale * LOG2_E, lse_log2, similarity)
+        constants = (of_group, step, largest, rows.shape[3], block_g, block_r, config.block_n, *splitting)
+        arguments = (*sizes, *scales, *constants)
         given = codes, rows, k, lse, q_alike, k_alike
         compiled = selection_kernels.tilewright_slice_codes[(grid,)](*given, *arguments, num_warps=config.num_warps)
         return codes, compiled, grid, arguments if k_alike is not None else (None, None, *arguments)
 
     def _start_codes_by_keys(self, step, largest, scale, lse_log2, rows, k, lse):
-        layout = self.layout
-        batch, heads, n_rows, head_dim = rows.shape
-        config = self._form(k)
-        n_keys, of_group, splits = k.shape[2], layout.rows // step, lse.shape[2]
-        codes = self._empty_codes(n_keys)
+        config, of_group = self._form(k), self.layout.rows // step
         block_g = config.block_m // of_group
-        tiles = math.ceil(layout.groups / block_g)
-        steps = batch * heads * tiles * math.ceil(n_keys / config.keyed)
-        chunk = math.ceil(steps / PROGRAMS) * config.keyed
-        strides = (*rows.stride()[:3], *k.stride()[:3], *lse.stride(), codes.stride(2))
-        sizes = (n_rows, n_keys, layout.queries, layout.groups, heads, scale * LOG2_E, lse_log2)
-        splitting = (splits, triton.next_power_of_2(splits), chunk, config.keyed_stages)
-        arguments = (*strides, *sizes, of_group, step, largest, head_dim, block_g, config.keyed, *splitting)
-        grid = batch * heads * math.ceil(n_keys / chunk) * tiles
+        codes, grid, sizes, splitting = self._split(rows, k, lse, block_g, config.keyed, config.keyed_stages)
+        constants = (of_group, step, largest, rows.shape[3], block_g, config.keyed, *splitting)
+        arguments = (*sizes, scale * LOG2_E, lse_log2, *constants)
         compiled = code_kernels.tilewright_slice_codes_by_keys[(grid,)](
             codes, rows, k, lse, *arguments, num_warps=config.keyed_warps
         )
         return codes, compiled, grid, arguments
+
+    def _split(self, rows, k, lse, block_g, block_n, num_stages):
+        """``(codes, grid, strides and sizes, how lse and keys are split)`` of programs that take so many groups, and so
+        many keys a step."""
+        layout, n_keys, splits = self.layout, k.shape[2], lse.shape[2]
+        batch, heads, n_rows, _ = rows.shape
+        codes, tiles = self._empty_codes(n_keys), math.ceil(layout.groups / block_g)
+        chunk = math.ceil(batch * heads * tiles * math.ceil(n_keys / block_n) / PROGRAMS) * block_n
+        # [B, H, splits, P]; a stride of one split is never used.
+        strides = (*rows.stride()[:3], *k.stride()[:3], *lse.stride(), codes.stride(2))
+        sizes = (*strides, n_rows, n_keys, layout.queries, layout.groups, heads)
+        grid = batch * heads * math.ceil(n_keys / chunk) * tiles
+        return codes, grid, sizes, (splits, triton.next_power_of_2(splits), chunk, num_stages)
 
     def _start_spread(self, block, coded):
         n = self.layout.keys
