@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tilewright.slices import selection
-from tilewright.slices.cuda.selection_kernels import fast_log2, head_tokens, row_log_sum_exps
+from tilewright.slices.cuda.selection_kernels import fast_log2, group_rows
 
 CODES, OCTAVE = tl.constexpr(selection.CODES), tl.constexpr(selection.OCTAVE)
 # Of each row of a product, a thread has two columns of every eight: four threads share a row.
@@ -45,12 +45,9 @@ def tilewright_slice_codes_by_keys(
     groups = tile * BLOCK_G + tl.arange(0, BLOCK_G)
     lse_ptr += (bh // heads).to(tl.int64) * stride_lb + (bh % heads).to(tl.int64) * stride_lh
     code_ptr += (bh * n_groups).to(tl.int64) * stride_c
-    b_q, k_ptr = head_tokens(
-        q_ptr, k_ptr, bh, row, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM
-    )
-    b_l = row_log_sum_exps(
-        lse_ptr, row, n_rows, n_queries, stride_ls, stride_ln, lse_log2, OF_GROUP, SIZE, LARGEST, SPLITS, MOST_SPLITS
-    )
+    tokens = q_ptr, k_ptr, lse_ptr, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_ls, stride_ln
+    sizes = n_rows, n_queries, heads, lse_log2
+    b_q, k_ptr, b_l = group_rows(tokens, sizes, bh, row, OF_GROUP, SIZE, LARGEST, HEAD_DIM, SPLITS, MOST_SPLITS)
     b_q = tl.trans(b_q)  # [HEAD_DIM, BLOCK_G * OF_GROUP]
     d = tl.arange(0, HEAD_DIM)
     for lo in tl.range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, n_keys), BLOCK_N, num_stages=NUM_STAGES):

@@ -172,24 +172,10 @@ def tilewright_slice_codes(
     first = (tile * BLOCK_G + i // BLOCK_R) * OF_GROUP + i % BLOCK_R
     lse_ptr += (bh // heads).to(tl.int64) * stride_lb + (bh % heads).to(tl.int64) * stride_lh
     code_ptr += (bh * n_groups).to(tl.int64) * stride_c
+    tokens = q_ptr, k_ptr, lse_ptr, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_ls, stride_ln
+    sizes = n_rows, n_queries, heads, lse_log2
     if OF_GROUP == BLOCK_R:
-        b_q, k_ptr = head_tokens(
-            q_ptr, k_ptr, bh, first, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM
-        )
-        b_l = row_log_sum_exps(
-            lse_ptr,
-            first,
-            n_rows,
-            n_queries,
-            stride_ls,
-            stride_ln,
-            lse_log2,
-            OF_GROUP,
-            SIZE,
-            LARGEST,
-            SPLITS,
-            MOST_SPLITS,
-        )
+        b_q, k_ptr, b_l = group_rows(tokens, sizes, bh, first, OF_GROUP, SIZE, LARGEST, HEAD_DIM, SPLITS, MOST_SPLITS)
     for lo in tl.range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, n_keys), BLOCK_N, num_stages=NUM_STAGES):
         n = lo + tl.arange(0, BLOCK_N)
         if OF_GROUP == BLOCK_R:
@@ -201,33 +187,8 @@ def tilewright_slice_codes(
             b_m = tl.full((BLOCK_G, BLOCK_N), -float("inf") if LARGEST else 0.0, tl.float32)
             for start in range(0, OF_GROUP, BLOCK_R):
                 rows = first + start
-                b_q, k_head = head_tokens(
-                    q_ptr,
-                    k_ptr,
-                    bh,
-                    rows,
-                    n_rows,
-                    stride_qb,
-                    stride_qh,
-                    stride_qn,
-                    stride_kb,
-                    stride_kh,
-                    heads,
-                    HEAD_DIM,
-                )
-                b_l = row_log_sum_exps(
-                    lse_ptr,
-                    rows,
-                    n_rows,
-                    n_queries,
-                    stride_ls,
-                    stride_ln,
-                    lse_log2,
-                    OF_GROUP,
-                    SIZE,
-                    LARGEST,
-                    SPLITS,
-                    MOST_SPLITS,
+                b_q, k_head, b_l = group_rows(
+                    tokens, sizes, bh, rows, OF_GROUP, SIZE, LARGEST, HEAD_DIM, SPLITS, MOST_SPLITS
                 )
                 b_x = _scores(b_q, k_head, n, n_keys, stride_kn, HEAD_DIM) * scale_log2 - b_l[:, None]
                 b_part = _over_rows(b_x, LARGEST, BLOCK_G, BLOCK_R, BLOCK_N)
@@ -249,7 +210,24 @@ def tilewright_slice_codes(
 
 
 @triton.jit
-def row_log_sum_exps(
+def group_rows(
+    tokens, sizes, bh, rows, OF_GROUP: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr, HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr, MOST_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Rows of q of a head, the pointer of its k, and what is taken from the scores of these rows."""
+    q_ptr, k_ptr, lse_ptr, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_ls, stride_ln = tokens
+    n_rows, n_queries, heads, lse_log2 = sizes
+    b_q, k_ptr = head_tokens(
+        q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM
+    )
+    b_l = _log_sum_exps(
+        lse_ptr, rows, n_rows, n_queries, stride_ls, stride_ln, lse_log2, OF_GROUP, SIZE, LARGEST, SPLITS, MOST_SPLITS
+    )
+    return b_q, k_ptr, b_l
+
+
+@triton.jit
+def _log_sum_exps(
     lse_ptr, rows, n_rows, n_queries, stride_ls, stride_ln, lse_log2,
     OF_GROUP: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr, SPLITS: tl.constexpr, MOST_SPLITS: tl.constexpr,
 ):  # fmt: skip
