@@ -71,7 +71,7 @@ def run(
     calls = [one.call for one in right]
     timings = time_in_turns(calls, gpu=gpu, min_reps=REPETITIONS, max_seconds=seconds, rse_target=rse)
     for one, timing in zip(right, timings, strict=True):
-        one.timed(timing)
+        one.take(one.call, timing)
     best = [min(group, key=_rank) for group in groups]
     print(made.summary().splitlines()[0])
     sizes = f"batch {batch}, {made.heads} heads × {made.head_dim}, {str(made.dtype).removeprefix('torch.')}"
@@ -152,26 +152,17 @@ class _Contender:
     status: str = "ok"
     reason: str = ""
 
-    def judged(self, call):
-        """Itself with a `Checked` call, which is timed only if its first result was right."""
+    def take(self, call, timing=None):
+        """Itself with a `Checked` call, which is timed only while its results are right, and its time."""
         self.error = call.error
         if call.wrong:
             self.status, self.reason = "failed", call.wrong
         else:
-            self.call = call
+            self.call, self.timing = call, timing
         return self
-
-    def timed(self, timing):
-        """Take a time, unless the call was found to be wrong on the way."""
-        self.error = self.call.error
-        if self.call.wrong:
-            self.status, self.reason = "failed", self.call.wrong
-        else:
-            self.timing = timing
 
 
 def _ours(made, tokens, order):
-
     g = made.graph
     executor = backends.executor(made.device).prepare(
         made.schedule,
@@ -184,7 +175,7 @@ def _ours(made, tokens, order):
         ordered=order == "plan's",
     )
     found = _Contender("tilewright", order, "+".join(made.schedule.tiles))
-    return found.judged(tokens.checked(executor, natural=order != "plan's"))
+    return found.take(tokens.checked(executor, natural=order != "plan's"))
 
 
 def _baseline(name, tokens, forms):
@@ -220,7 +211,7 @@ def _form(name, order, form, tokens, prepare):
         return found
     # It may have compiled. Said where it does not disturb the table.
     print(f"{name} {form}: first call {time.perf_counter() - begin:.2f} s, not counted", file=sys.stderr)
-    return found.judged(tokens.checked(call, masked=name != "sdpa_dense"))
+    return found.take(tokens.checked(call, masked=name != "sdpa_dense"))
 
 
 def _rank(one):

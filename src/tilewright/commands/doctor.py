@@ -18,14 +18,6 @@ OPTIONAL = {
     "diffusers": "tilewright.integrations.diffusers",
     "gurobipy": "solver gurobi",
 }
-# What this package measured or ran into: name, ``(versions by package) -> bool``, what to do.
-BAD_PAIRS = (
-    (
-        "triton's interpreter and numpy",
-        lambda versions: os.environ.get("TRITON_INTERPRET") == "1" and _release(versions["numpy"]) >= (2, 4),
-        "kernels in bfloat16 fail under TRITON_INTERPRET=1 with numpy 2.4 and later: use float32, or numpy below 2.4",
-    ),
-)
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -34,7 +26,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run() -> int:
     """Print the lines. Returns 1 where something does not work."""
-    lines = [*_versions(), *_pairs(), *_device(), *_compilers(), *_caches(), *_optional()]
+    lines = [*_versions(), *_device(), *_compilers(), *_caches(), *_optional()]
     for state, name, text in lines:
         print(f"{state:<5} {name:<12} {text}")
     return int(any(state == "bad" for state, *_ in lines))
@@ -74,14 +66,6 @@ def _versions():
             yield "bad", name, f"{found}, expected {requirement.specifier}: pip install '{requirement}'"
         elif name in ("torch", "triton", "numpy"):
             yield "ok", name, found
-
-
-def _pairs():
-    """Versions that do not work together."""
-    versions = {name: _installed(name) or "0" for name in ("numpy", "torch", "triton")}
-    for name, is_bad, advice in BAD_PAIRS:
-        if is_bad(versions):
-            yield "bad", "versions", f"{name}: {advice}"
 
 
 def _device():
