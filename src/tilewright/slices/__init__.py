@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewright.slices.attention import attend, dense, merge, recall
     from tilewright.slices.layout import Layout, SliceLists, make_layout
-    from tilewright.slices.making import from_indices, from_mask, from_mask_mod, unpack
+    from tilewright.slices.lists import from_indices, from_mask, from_mask_mod, unpack
     from tilewright.slices.prediction import predict
     from tilewright.slices.remainder import rest
     from tilewright.slices.steps import Steps
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LATER = {
     **dict.fromkeys(("attend", "dense", "merge", "recall"), "attention"),
     **dict.fromkeys(("Layout", "SliceLists", "make_layout"), "layout"),
-    **dict.fromkeys(("from_indices", "from_mask", "from_mask_mod", "unpack"), "making"),
+    **dict.fromkeys(("from_indices", "from_mask", "from_mask_mod", "unpack"), "lists"),
     **{"predict": "prediction", "rest": "remainder", "Steps": "steps"},
 }
 

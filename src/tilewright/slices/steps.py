@@ -11,7 +11,7 @@ from tilewright.core.errors import PatternError
 from tilewright.slices import prediction
 from tilewright.slices.attention import attend, dense, merge
 from tilewright.slices.layout import Layout, SliceLists
-from tilewright.slices.making import unpack
+from tilewright.slices.lists import unpack
 from tilewright.slices.remainder import rest
 
 
