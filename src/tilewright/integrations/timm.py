@@ -5,7 +5,7 @@ biases are timm's own. Tokens are put into plan order once, before the first spa
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ def remove(model: torch.nn.Module) -> None:
     _unhook(model)
     for module in (model, *_layers(model)):
         if isinstance(module, _Changed):
-            module.__class__ = module.OWN  # type: ignore[attr-defined]  # timm's own class has it
+            module.__class__ = module.OWN
             for name in ("_sparse", "_plans", "_shared"):
                 vars(module).pop(name, None)
 
@@ -75,8 +75,12 @@ def remove(model: torch.nn.Module) -> None:
 class _Changed:
     """A module of timm's by another class, which is made for its own one: parameters and their names stay."""
 
+    if TYPE_CHECKING:
+        # What timm's own class has.
+        def __getattr__(self, name: str) -> Any: ...
+
     def __reduce__(self):
-        return _blank, (self.CHANGE, self.OWN), self.__dict__  # type: ignore[attr-defined]  # timm's own class has it
+        return _blank, (self.CHANGE, self.OWN), self.__dict__
 
 
 @functools.cache
@@ -96,7 +100,7 @@ class Model(_Changed):
 
     def forward_intermediates(self, *arguments: Any, **named: Any) -> Any:
         """As timm's. It returns tokens from between the blocks: they stay in timm's order."""
-        with self._sparse.orders.inside(True):  # type: ignore[attr-defined]  # timm's own class has it
+        with self._sparse.orders.inside(True):
             return super().forward_intermediates(*arguments, **named)  # type: ignore[misc]  # timm's own class has it
 
     def prune_intermediate_layers(self, *arguments: Any, **named: Any) -> Any:
@@ -128,29 +132,29 @@ class Attention(_Changed):
         """Tokens [B, N, C], in plan order where the call says so. Raises `PatternError` for what is not supported."""
         if attn_mask is not None or is_causal:
             raise PatternError("sparse attention: expected no mask beside the pattern, found attn_mask or is_causal")
-        if self.training and self.attn_drop.p:  # type: ignore[attr-defined]  # timm's own class has it
-            raise PatternError(f"sparse attention: expected no attention dropout in training, found {self.attn_drop.p}")  # type: ignore[attr-defined]  # timm's own class has it
-        call = self._sparse.call()  # type: ignore[attr-defined]  # timm's own class has it
+        if self.training and self.attn_drop.p:
+            raise PatternError(f"sparse attention: expected no attention dropout in training, found {self.attn_drop.p}")
+        call = self._sparse.call()
         q, k, v = _projected(self, x)
         if rope is not None:
-            rope = self._sparse.rotations(rope, call)  # type: ignore[attr-defined]  # timm's own class has it
+            rope = self._sparse.rotations(rope, call)
             q, k = (_rotated(each, rope, getattr(self, "rotate_half", False)).type_as(v) for each in (q, k))
         bias = self._bias(shared_rel_pos_bias)
-        out = self._sparse.attention.attend(q, k, v, call.grid, bias=bias, ordered=call.ordered)  # type: ignore[attr-defined]  # timm's own class has it
+        out = self._sparse.attention.attend(q, k, v, call.grid, bias=bias, ordered=call.ordered)
         out = out.transpose(1, 2).flatten(2)
         if getattr(self, "norm", None) is not None:
-            out = self.norm(out)  # type: ignore[attr-defined]  # timm's own class has it
+            out = self.norm(out)
         if getattr(self, "gate", None) is not None:
-            out = out * self.gate(x).sigmoid()  # type: ignore[attr-defined]  # timm's own class has it
-        return self.proj_drop(self.proj(out))  # type: ignore[attr-defined]  # timm's own class has it
+            out = out * self.gate(x).sigmoid()
+        return self.proj_drop(self.proj(out))
 
     def _bias(self, shared):
         """What is added to the scores, or None. shared: what the model made of a bias of all layers."""
         if getattr(self, "relative_position_bias_table", None) is not None:
-            return _TableBias(self, self._plans)  # type: ignore[attr-defined]  # timm's own class has it
-        if self._shared:  # type: ignore[attr-defined]  # timm's own class has it
-            return _TableBias(self._shared[0], self._plans)  # type: ignore[attr-defined]  # timm's own class has it
-        return None if shared is None else PairBias(shared.view(shared.shape[-3:]), self._plans)  # type: ignore[attr-defined]  # timm's own class has it
+            return _TableBias(self, self._plans)
+        if self._shared:
+            return _TableBias(self._shared[0], self._plans)
+        return None if shared is None else PairBias(shared.view(shared.shape[-3:]), self._plans)
 
 
 class _Call(NamedTuple):
