@@ -31,7 +31,7 @@ from tilewright.attention.cuda.tile_kernel import (
     part_of,
     work_item,
 )
-from tilewright.devices.cuda.online_softmax import load_rows, products
+from tilewright.devices.cuda.online_softmax import load_rows, products, write_rows
 
 
 @triton.jit(do_not_specialize=["n_items", "n_hb"])
@@ -136,18 +136,18 @@ def tilewright_query_gradients(
             acc_ptr += first * (D0 + D1)
             stat_ptr += first * 2
             if n_rows > FEW_ROWS:
-                merge_block(
+                m_i, l_i = merge_block(
                     acc_ptr, stat_ptr, dq_ptr, rows, HEAD_DIM, m_rows, n_parts, part_rows, BLOCK_M, HEAD_DIM, D0, D1
                 )
-                lse = merged_lse(stat_ptr, n_parts, part_rows, m, m_rows, BLOCK_M)
-                tl.store(lse_ptr + rows, lse, mask=m_rows)
+                tl.store(lse_ptr + rows, log_sum_exp(m_i, l_i), mask=m_rows)
             else:
                 for row in range(n_rows):
                     q_row = first_row + row
                     if not ORDERED:
                         q_row = tl.load(row_ptr + q_row)
-                    merge_row(acc_ptr, stat_ptr, dq_ptr + q_row * HEAD_DIM, row, n_parts, part_rows, HEAD_DIM, D0, D1)
-                    tl.store(lse_ptr + q_row, merged_lse_of_row(stat_ptr, row, n_parts, part_rows))
+                    p_dq = dq_ptr + q_row * HEAD_DIM
+                    m_row, l_row = merge_row(acc_ptr, stat_ptr, p_dq, row, n_parts, part_rows, HEAD_DIM, D0, D1)
+                    tl.store(lse_ptr + q_row, log_sum_exp(m_row, l_row))
 
 
 @triton.jit(do_not_specialize=["n_items", "n_hb"])
@@ -316,50 +316,13 @@ def store_sums(
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
 ):  # fmt: skip
     """Write [BLOCK_M, D0] and [BLOCK_M, D1] to the rows of the mask `m_rows`, which lie side by side."""
-    d0 = tl.arange(0, D0)
-    p_x = x_ptr + rows[:, None].to(tl.int64) * HEAD_DIM
-    tl.store(p_x + d0[None, :], b_x0.to(x_ptr.dtype.element_ty), mask=m_rows[:, None] & (d0 < HEAD_DIM)[None, :])
-    if D1:
-        d1 = D0 + tl.arange(0, D1)
-        tl.store(p_x + d1[None, :], b_x1.to(x_ptr.dtype.element_ty), mask=m_rows[:, None] & (d1 < HEAD_DIM)[None, :])
+    write_rows(x_ptr, rows.to(tl.int64), HEAD_DIM, b_x0, b_x1, m_rows, HEAD_DIM, D0, D1)
 
 
 @triton.jit
 def log_sum_exp(m_i, l_i):
     """In base 2; infinite where the sum is zero, so that no weight is left of it."""
     return tl.where(l_i > 0, m_i + tl.log2(tl.where(l_i > 0, l_i, 1.0)), float("inf"))
-
-
-@triton.jit
-def merged_lse(stat_ptr, n_parts, part_rows, m, m_rows, BLOCK_M: tl.constexpr):
-    """The log-sum-exps [BLOCK_M] of a block over all its parts, one part at a time."""
-    m_i = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    l_i = tl.zeros((BLOCK_M,), tl.float32)
-    for i in range(n_parts):
-        p_stat = stat_ptr + (i * part_rows + m) * 2
-        m_part = tl.load(p_stat, mask=m_rows, other=0.0, cache_modifier=".cg")  # [BLOCK_M]
-        l_part = tl.load(p_stat + 1, mask=m_rows, other=0.0, cache_modifier=".cg")  # [BLOCK_M]
-        m_new = tl.maximum(m_i, m_part)
-        l_i = l_i * tl.exp2(m_i - m_new) + l_part * tl.exp2(m_part - m_new)
-        m_i = m_new
-    return log_sum_exp(m_i, l_i)
-
-
-@triton.jit
-def merged_lse_of_row(stat_ptr, row, n_parts, part_rows):
-    """The log-sum-exp of one row over all its parts, `MERGED` at a time."""
-    parts = tl.arange(0, MERGED)
-    m_i = -float("inf")
-    l_i = 0.0
-    for i in range(0, n_parts, MERGED):
-        p_stat = stat_ptr + ((i + parts) * part_rows + row) * 2
-        m_parts = i + parts < n_parts
-        l_part = tl.load(p_stat + 1, mask=m_parts, other=0.0, cache_modifier=".cg")  # [MERGED]
-        m_part = tl.load(p_stat, mask=m_parts, other=-float("inf"), cache_modifier=".cg")  # [MERGED]
-        m_new = tl.maximum(m_i, tl.max(m_part, 0))
-        l_i = l_i * tl.exp2(m_i - m_new) + tl.sum(l_part * tl.exp2(m_part - m_new), 0)
-        m_i = m_new
-    return log_sum_exp(m_i, l_i)
 
 
 @triton.jit

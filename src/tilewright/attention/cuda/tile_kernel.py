@@ -256,7 +256,10 @@ def merge_block(
     acc_ptr, stat_ptr, o_ptr, rows, stride_on, m_rows, n_parts, part_rows,
     BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of a block with many rows, one part at a time. A part without an allowed key has sums of zero."""
+    """Merge the parts of a block with many rows, one part at a time; returns ``(m_i, l_i)``, [BLOCK_M] each.
+
+    A part without an allowed key has sums of zero.
+    """
     m = tl.arange(0, BLOCK_M)
     d0 = tl.arange(0, D0)
     m_i = tl.full((BLOCK_M,), -float("inf"), tl.float32)
@@ -278,8 +281,8 @@ def merge_block(
             b_acc1 = tl.load(p_acc + d1[None, :], mask=m_rows[:, None], cache_modifier=".cg")  # [BLOCK_M, D1]
             acc1 = acc1 * alpha[:, None] + b_acc1 * beta[:, None]
         m_i = m_new
-    l_i = tl.where(l_i > 0, l_i, 1.0)
-    store_rows(o_ptr, rows, stride_on, acc0, acc1, l_i, m_rows, HEAD_DIM, D0, D1)
+    store_rows(o_ptr, rows, stride_on, acc0, acc1, tl.where(l_i > 0, l_i, 1.0), m_rows, HEAD_DIM, D0, D1)
+    return m_i, l_i
 
 
 @triton.jit
@@ -287,7 +290,7 @@ def merge_row(
     acc_ptr, stat_ptr, o_ptr, row, n_parts, part_rows,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of one row, `MERGED` at a time. A part without an allowed key has sums of zero."""
+    """Merge the parts of one row, `MERGED` at a time; returns ``(m_i, l_i)``, as of `merge_block`."""
     d0 = tl.arange(0, D0)
     parts = tl.arange(0, MERGED)
     m_i = -float("inf")
@@ -312,8 +315,9 @@ def merge_row(
             )  # [MERGED, D1]
             acc1 = acc1 * alpha + tl.sum(b_acc1 * beta[:, None], 0)
         m_i = m_new
-    l_i = tl.where(l_i > 0, l_i, 1.0)
-    tl.store(o_ptr + d0, (acc0 / l_i).to(o_ptr.dtype.element_ty), mask=d0 < HEAD_DIM)
+    total = tl.where(l_i > 0, l_i, 1.0)
+    tl.store(o_ptr + d0, (acc0 / total).to(o_ptr.dtype.element_ty), mask=d0 < HEAD_DIM)
     if D1:
         d1 = D0 + tl.arange(0, D1)
-        tl.store(o_ptr + d1, (acc1 / l_i).to(o_ptr.dtype.element_ty), mask=d1 < HEAD_DIM)
+        tl.store(o_ptr + d1, (acc1 / total).to(o_ptr.dtype.element_ty), mask=d1 < HEAD_DIM)
+    return m_i, l_i

@@ -65,10 +65,18 @@ def store_rows(
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
 ):  # fmt: skip
     """Write the weighted values over their sums to the rows of the mask `m_rows`."""
+    write_rows(o_ptr, rows, stride_on, acc0 / l_i[:, None], acc1 / l_i[:, None], m_rows, HEAD_DIM, D0, D1)
+
+
+@triton.jit
+def write_rows(
+    x_ptr, rows, stride, b_x0, b_x1, m_rows,
+    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+):  # fmt: skip
+    """Write [BLOCK_M, D0] and [BLOCK_M, D1] to the rows of the mask `m_rows`, `stride` apart."""
     d0 = tl.arange(0, D0)
-    b_o0 = (acc0 / l_i[:, None]).to(o_ptr.dtype.element_ty)
-    tl.store(o_ptr + rows[:, None] * stride_on + d0[None, :], b_o0, mask=m_rows[:, None] & (d0 < HEAD_DIM)[None, :])
+    p_x = x_ptr + rows[:, None] * stride
+    tl.store(p_x + d0[None, :], b_x0.to(x_ptr.dtype.element_ty), mask=m_rows[:, None] & (d0 < HEAD_DIM)[None, :])
     if D1:
         d1 = D0 + tl.arange(0, D1)
-        b_o1 = (acc1 / l_i[:, None]).to(o_ptr.dtype.element_ty)
-        tl.store(o_ptr + rows[:, None] * stride_on + d1[None, :], b_o1, mask=m_rows[:, None] & (d1 < HEAD_DIM)[None, :])
+        tl.store(p_x + d1[None, :], b_x1.to(x_ptr.dtype.element_ty), mask=m_rows[:, None] & (d1 < HEAD_DIM)[None, :])
