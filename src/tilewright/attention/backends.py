@@ -17,10 +17,6 @@
         the table is of any float type and on the executor's device. Each call reads it there and waits for nothing, so
         that a capture in a CUDA graph sees the values of each replay.
 
-``mask_cost.py``, optional.
-    ``mask_cost(graph, row_ptr, head_dim)``: how many times as much work costs with the masks of these groups of rows as
-        without. A device without it applies masks at no cost.
-
 ``backward.py``, optional: ``gradients(executor, q, k, v, out, grad) -> (dq, dk, dv)`` of ``out = executor(q, k, v)``.
     Calls on a device without it that need a gradient are refused. Also, optional, of executors with a bias,
     ``gradients_with_bias(…) -> (dq, dk, dv, d_table)``: the last float32 [H, T], the sums over the pairs of each entry.
@@ -46,16 +42,11 @@ from tilewright import devices
 from tilewright.core.errors import DeviceError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from tilewright.graph import Graph
 
 # Roles that whole plans enter, from what their tiles cost to their gradients.
-PLANNING = tuple(
-    f"attention.{name}" for name in ("executor", "probe", "calibration", "cost_model", "mask_cost", "backward")
-)
+PLANNING = tuple(f"attention.{name}" for name in ("executor", "probe", "calibration", "cost_model", "backward"))
 
 
 class Executor(Protocol):
@@ -93,18 +84,6 @@ def executor(kind: str) -> ModuleType:
 def probe(kind: str) -> ModuleType:
     """The module whose `measure` times shapes on `kind`. Raises `DeviceError` for a kind that is not known."""
     return devices.module(kind, "attention.probe")
-
-
-def mask_cost(kind: str, graph: "Graph", row_ptr: "NDArray[np.int32]", head_dim: int) -> float:
-    """How many times as much the work of `graph` in groups of rows `row_ptr` [G+1] costs on `kind` with its masks.
-
-    Raises `DeviceError` for a kind that is not known.
-    """
-    return (
-        devices.module(kind, "attention.mask_cost").mask_cost(graph, row_ptr, head_dim)
-        if devices.has(kind, "attention.mask_cost")
-        else 1.0
-    )
 
 
 def backward(kind: str) -> ModuleType:

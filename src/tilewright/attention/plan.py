@@ -65,8 +65,8 @@ VERSION = 1
 _LOG = logging.getLogger(__name__)
 # Rows of the groups that orders are compared by.
 _GROUP_ROWS = 64
-# ASSUME: an order whose groups, padded to the smallest tile, cost so many times as much as another's is not faster. The
-# cost counts masks already, and to tile an order without any locality takes longer than all else.
+# ASSUME: an order whose groups, padded to the smallest tile, cost so many times as much as another's is not faster:
+# masks add a half at most. To tile an order without any locality takes longer than all else.
 _HOPELESS = 1.5
 # Orders are tiled side by side up to so many rows, with so many processors for each: its tiles are side by side, too.
 _MOST_ROWS, _TILES = 1 << 17, 4
@@ -189,10 +189,10 @@ def plan(
 
     if reorder == "auto" and backends.predicts(kind):
         ordered_graph, order_info, blocks_by_tile, profiles = _fastest(
-            unordered, lambda ordered: _order_cost(ordered, kind, head_dim, fewest_rows), tiled, profiled, limits, stack
+            unordered, lambda ordered: _order_cost(ordered, fewest_rows), tiled, profiled, limits, stack
         )
     else:
-        ordered_graph, order_info = _reorder(unordered, reorder, kind, head_dim, stack)
+        ordered_graph, order_info = _reorder(unordered, reorder, stack)
         blocks_by_tile = tiled(ordered_graph)
         profiles = profiled(blocks_by_tile)
     settings: dict[str, Any] = dict(solver=solver, time_limit_s=time_limit_s, seed=seed)
@@ -739,7 +739,7 @@ def _stacked(found, ordered, info):
     return both.reordered(order, ordered.col_order), info
 
 
-def _reorder(pattern, name, kind, head_dim, stack=_alone):
+def _reorder(pattern, name, stack=_alone):
     """``(graph in the order `name`, info)``; ``auto`` takes the cheapest of the orders, see `_order_cost`.
 
     stack: see `_tried`.
@@ -747,7 +747,7 @@ def _reorder(pattern, name, kind, head_dim, stack=_alone):
     if name != "auto":
         return stack(*reorder.apply(pattern, name))
     tried = _tried(pattern, stack)
-    costs = [_order_cost(ordered, kind, head_dim) for ordered, _ in tried]
+    costs = [_order_cost(ordered) for ordered, _ in tried]
     # Of equally cheap orders the first is taken.
     ordered, info = tried[costs.index(min(costs))]
     among = {other["order"]: cost for (_, other), cost in zip(tried, costs, strict=True)}
@@ -829,18 +829,17 @@ def _reasons(info):
     # What a file says of its order is not checked.
     unit = {"work": "{:.4f} of dense", "predicted_us": "{:.1f} µs"}.get(info.get("by"))
     numbers = ", ".join(f"{name} {unit.format(value)}" for name, value in among.items()) if unit else ""
-    by = {"work": " by gathered work and masks: ", "predicted_us": " by predicted time: "}.get(info.get("by"), "")
+    by = {"work": " by gathered work: ", "predicted_us": " by predicted time: "}.get(info.get("by"), "")
     far = ", ".join(f"{name} {value:.4f} of dense" for name, value in left_out.items())
     return f"{grid}, chosen over {', '.join(others)}{by}{numbers}" + (f", far from {far}" if far else "")
 
 
-def _order_cost(ordered, kind, head_dim, multiple=1):
-    """Gathered work of the best cut of an ordered graph over dense attention, times what its masks cost.
+def _order_cost(ordered, multiple=1):
+    """Gathered work of the best cut of an ordered graph over dense attention.
 
     multiple: of rows that a group is padded to.
     """
-    row_ptr, work = best_gathered(ordered, _GROUP_ROWS, multiple)
-    return work * backends.mask_cost(kind, ordered, row_ptr, head_dim)
+    return best_gathered(ordered, _GROUP_ROWS, multiple)[1]
 
 
 def _bias_arrays(bias, ordered, n_q):
