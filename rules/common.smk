@@ -353,16 +353,6 @@ def for_tiles(path):
     return paths
 
 
-def tried(path):
-    """Input: `path` for every schedule that the tuned one of a tile set is chosen from."""
-
-    def paths(wildcards):
-        runs = [f"{name}.{solver}" for name, solver in CONFIG.attention.tried(wildcards.set, CONFIG)]
-        return expand(path, run=runs, m=wildcards.m, r=wildcards.r)
-
-    return paths
-
-
 def of_checkout(paths):
     """Those of `paths` that lie in this checkout: the paper's values, and recorded rows in the place of a run's logs."""
     found = []

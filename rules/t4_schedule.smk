@@ -1,5 +1,4 @@
-"""T4: a solver gives each region a tile and a round, results/schedules/<m>/<r>/<set>.<solver>.json; the fastest of several
-schedules, as the device times them, is results/schedules/<m>/<r>/<set>.tuned.json."""
+"""T4: a solver gives each region a tile and a round, results/schedules/<m>/<r>/<set>.<solver>.json."""
 
 
 rule schedule:
@@ -33,27 +32,3 @@ rule schedule:
         " --objective {params.objective} --time-limit {params.time_limit_s} --gap {params.gap}"
         " {params.rounds} {params.kinds} --seed {params.seed}"
         " --threads {threads} --output {output.schedule:q} 2>&1 | tee {log:q}"
-
-
-rule tune:
-    input:
-        schedule=tried("results/schedules/{m}/{r}/{run}.json"),
-        blocks=for_tiles("results/blocks/{m}/{r}/{tile}.npz"),
-        profile=for_tiles("results/profiling/{m}/{r}/{tile}.json"),
-        graph="results/graphs/{m}/{r}.npz",
-    output:
-        schedule="results/schedules/{m}/{r}/{set}.tuned.json",
-    log:
-        "logs/tune/{m}/{r}/{set}.log",
-    benchmark:
-        "logs/tune/{m}/{r}/{set}.tsv"
-    conda:
-        TIMED_ENV
-    threads: THREADS
-    resources:
-        **asked(of_graph),
-    params:
-        **parameters("tune", DEVICE_CODE, machine=MACHINE, seed=CONFIG.seed),
-    shell:
-        "python {params.script} --schedule {input.schedule:q} --graph {input.graph:q} --blocks {input.blocks:q}"
-        " --profile {input.profile:q} --seed {params.seed} --output {output.schedule:q} 2>&1 | tee {log:q}"

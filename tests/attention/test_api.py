@@ -492,21 +492,6 @@ def test_tile_kinds_side_by_side_are_asked_for(dense, monkeypatch):
         make(dense, max_tile_kinds=0)
 
 
-def test_a_tuned_plan_is_the_fastest_that_was_timed(dense, tmp_path):
-    options = {"tiles": ["16x1", "32x1", "64x1"], "tune": True}
-    found = make(dense, bias=torch.randn(2, *dense.shape), scale=0.2, **options)
-    trials = [trial for trial in found.schedule.trials if trial.p50_us is not None]
-    assert found.schedule.solver == "tuned" and len(trials) == len(found.schedule.trials) >= 2
-    best = min(trials, key=lambda trial: trial.p50_us)
-    assert found.schedule.chosen == f"{'+'.join(best.tiles)} {best.solver}"
-    assert f"µs on {found.schedule.lanes} lanes\ntuned      in " in found.summary()
-    assert set(found.blocks) == set(found.profiles) == set(found.schedule.tiles)
-    found.save(tmp_path / "plan.zip")
-    again = tw.load(tmp_path / "plan.zip")
-    qkv = tensors(*dense.shape)
-    assert torch.equal(again(*qkv), found(*qkv)) and again.schedule.trials == found.schedule.trials
-
-
 def test_an_unknown_dtype_is_refused(dense):
     with pytest.raises(tw.errors.UnknownNameError, match="unknown dtype"):
         make(dense, dtype=torch.float64)

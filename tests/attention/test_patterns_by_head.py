@@ -344,8 +344,6 @@ def test_bad_patterns_are_refused_in_one_line(case):
 def test_bad_options_are_refused():
     with pytest.raises(ConfigError, match="by: expected head or image, found 'batch'"):
         make(random_masks(H), by="batch")
-    with pytest.raises(ConfigError, match="tune: expected one pattern for all heads and images, found several"):
-        make(random_masks(H), tune=True)
 
 
 def test_a_batch_of_other_images_is_refused():

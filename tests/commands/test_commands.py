@@ -107,8 +107,8 @@ def test_a_mask_file_is_planned(tmp_path, kind):
 def test_a_workload_tells_its_heads(tmp_path, monkeypatch):
     asked = {}
     monkeypatch.setattr(plan, "plan", lambda found, **options: asked.update(options, shape=found.shape) or Saved())
-    assert command.main(["plan", "vil-tiny-64-s1", "--tiles", "64x1", "--tune", "-o", str(tmp_path / "v.plan")]) == 0
-    assert (asked["heads"], asked["head_dim"], asked["tiles"], asked["tune"]) == (1, 48, ["64x1"], True)
+    assert command.main(["plan", "vil-tiny-64-s1", "--tiles", "64x1", "-o", str(tmp_path / "v.plan")]) == 0
+    assert (asked["heads"], asked["head_dim"], asked["tiles"]) == (1, 48, ["64x1"])
 
 
 class Saved:

@@ -228,7 +228,7 @@ def test_the_order_of_names_counts(base, changed):
 def test_timed_jobs_depend_on_the_cores_that_they_have(folder, base):
     (jobs,) = described(folder, "all", cores=1)
     timed = rules(base, differing(base, jobs, own))
-    assert timed >= {"profile", "tune", "bench", "baselines", "experiment", "experiment_on_host", "configure"}
+    assert timed >= {"profile", "bench", "baselines", "experiment", "experiment_on_host", "configure"}
     assert not timed & {"graph", "reorder", "blocks", "schedule", "experiment_untimed", "push_map", "push_run", *SHOWN}
 
 

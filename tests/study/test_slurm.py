@@ -33,7 +33,7 @@ TARGETS = (
 FEWER = {
     "workloads": ["vil-tiny-64-s1"],
     "orders": ["ic"],
-    "attention": {"schedules": {"mixed": ["highs", "tuned"]}},
+    "attention": {"schedules": {"mixed": ["highs"]}},
 }
 # Seconds that a run on the node may take, whatever else the machine does.
 PATIENCE = 1500

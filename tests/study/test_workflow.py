@@ -109,7 +109,6 @@ def test_what_jobs_load_is_their_code(study, checkout, traces):
         "blocks",
         "profile",
         "schedule",
-        "tune",
         "bench",
         "baselines",
         "experiment",

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from tilewright import devices, graph
-from tilewright.attention import backends, blocks, patterns, profile, reorder, schedule, tuning
+from tilewright.attention import backends, blocks, patterns, profile, reorder, schedule
 from tilewright.attention.blocks import work
 from tilewright.attention.blocks.cut import best_gathered, functions
 from tilewright.attention.blocks.tiles import fitting
@@ -107,7 +107,6 @@ def plan(
     split_keys: work.Lengths | Literal["auto"] = "auto",
     region_rows: int = 128,
     max_tile_kinds: int | None = None,
-    tune: bool = False,
     time_limit_s: float = 10.0,
     seed: int = 0,
     by: Literal["head", "image"] = "head",
@@ -139,10 +138,6 @@ def plan(
     split_keys: longest key range of one work item, None for no limit; of several, each region gets the one that the
         solver chooses, which is never slower in prediction than with the first alone. ``auto``: that of the device.
     max_tile_kinds: most kinds of tiles that run side by side, in one round; None for the device's own.
-    tune: run the solver's schedule, greedy's and those of the few tiles alone that are predicted fastest, and take the
-        fastest (`attention.tuning`). It takes some seconds, and longer where kernels are compiled. `Plan.summary` says
-        what was measured.
-
     by: what a list of patterns, or an array of three dimensions, has one for: ``head`` or ``image``. The entries of a
         list by image may be lists by head.
     images: of the batch, for a mask_mod that depends on the batch entry. A plan whose patterns differ by image takes
@@ -161,7 +156,7 @@ def plan(
     split_keys = split_keys if isinstance(split_keys, str) and split_keys == "auto" else work.lengths(split_keys)
     region_rows, seed = arguments.whole("region_rows", region_rows), arguments.whole("seed", seed, 0, _SEEDS)
     max_tile_kinds = None if max_tile_kinds is None else arguments.whole("max_tile_kinds", max_tile_kinds)
-    tune, time_limit_s = arguments.flag("tune", tune), arguments.number("time_limit_s", time_limit_s, above=0)
+    time_limit_s = arguments.number("time_limit_s", time_limit_s, above=0)
     tiles = None if tiles is None else _tile_names(tiles)
     description, defaults = devices.describe(kind), devices.facts(kind)
     limits = devices.limits(description, max_tile_kinds=max_tile_kinds)
@@ -171,8 +166,6 @@ def plan(
     if bias is not None:
         in_order = np.arange(unordered.n_rows), np.arange(unordered.n_cols)
         _check_bias(bias, heads, unordered.shape, _allowed(unordered, *in_order))
-    if tune and units is not None:
-        raise ConfigError("tune: expected one pattern for all heads and images, found several; plan without it")
     names = tiles or fitting(defaults.TILES, unordered.shape, defaults.FEWEST_ROWS)
     # ASSUME: of several patterns, each is predicted for the heads that one has on average.
     share = heads if units is None else units.share
@@ -197,11 +190,6 @@ def plan(
         profiles = profiled(blocks_by_tile)
     settings: dict[str, Any] = dict(solver=solver, time_limit_s=time_limit_s, seed=seed)
     found = schedule.solve(blocks_by_tile, profiles, limits, **settings, doubted=True)
-    if tune:
-        sizes: dict[str, Any] = dict(heads=heads, head_dim=head_dim, dtype=dtype, device=kind, seed=seed)
-        finalists = tuning.finalists(found, blocks_by_tile, profiles, limits)
-        found = tuning.fastest(finalists, blocks_by_tile, ordered_graph, **sizes, bias=bias, scale=scale)
-        blocks_by_tile, profiles = ({name: each[name] for name in found.tiles} for each in (blocks_by_tile, profiles))
     return Plan(ordered_graph, blocks_by_tile, profiles, found, bias=bias, scale=scale, reorder=order_info, units=units)
 
 
@@ -517,7 +505,6 @@ class Plan:
                 f"schedule   {s.solver}, {s.status}, bound {s.bound_us:.1f} µs, gap {100 * s.gap:.2f} %",
                 f"left       at most {100 * s.left:.2f} % to gain by other tiles, or splits at {_lengths(s)} keys",
                 f"predicted  {s.predicted_us:.1f} µs on {s.lanes} lanes",
-                *_tuned(s),
             ]
         )
 
@@ -586,13 +573,6 @@ def _from_program(content):
 
 
 operators.read_by(_from_program)
-
-
-def _tuned(found):
-    """A line for people of what was measured, a list; empty where nothing was."""
-    timed = sorted((t for t in found.trials if t.p50_us is not None), key=lambda trial: trial.p50_us)
-    times = ", ".join(f"{'+'.join(trial.tiles)} {trial.solver} {trial.p50_us:.1f} µs" for trial in timed)
-    return [f"tuned      in {found.tuned_s:.1f} s: {times}"] if found.trials else []
 
 
 def _lengths(found):

@@ -20,7 +20,6 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--reorder", default="auto", help="order of the tokens (default: auto, the best of several)")
     parser.add_argument("--tiles", nargs="+", help="such as 64x1 64x64; by default those of the device")
     parser.add_argument("--solver", default="highs", help="highs, gurobi, descent or greedy (default: highs)")
-    parser.add_argument("--tune", action="store_true", help="run several schedules and take the fastest")
 
 
 def run(
@@ -34,7 +33,6 @@ def run(
     reorder: str,
     tiles: list[str] | None,
     solver: str,
-    tune: bool,
 ) -> None:
     """Plan, save, and print the summary."""
     settle_threads()
@@ -55,7 +53,6 @@ def run(
         reorder=reorder,
         tiles=tiles,
         solver=solver,
-        tune=tune,
     )
     made.save(output)
     print(made.summary())

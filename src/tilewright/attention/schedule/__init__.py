@@ -10,11 +10,9 @@ or the integer program of ``_program`` for a solver of `milp` → ``search`` (th
 from tilewright.attention.schedule.record import (
     COLUMNS,
     KIND,
-    TUNED,
     VERSION,
     Schedule,
     Skipped,
-    Trial,
     load,
     read,
     save,
@@ -26,11 +24,9 @@ from tilewright.attention.schedule.search import solve
 __all__ = [
     "COLUMNS",
     "KIND",
-    "TUNED",
     "VERSION",
     "Schedule",
     "Skipped",
-    "Trial",
     "load",
     "read",
     "save",

@@ -16,24 +16,6 @@ from tilewright.core.errors import ArtifactError, SolverUnavailableError
 
 KIND = "schedule"
 VERSION = 3
-# In place of a solver: the fastest of several schedules, measured, see `attention.tuning`.
-TUNED = "tuned"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A schedule that was timed whole before one was taken.
-
-    tiles, solver: what it uses, and who chose. predicted_us: as its profiles have it. p50_us, rse: measured,
-    in turns with the others; None where its result was wrong or it could not run, and `reason` says which.
-    """
-
-    tiles: tuple[str, ...]
-    solver: str
-    predicted_us: Amount
-    p50_us: Amount | None = None
-    rse: Amount | None = None
-    reason: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +32,7 @@ class Schedule:
     tiles: tile names; blocks_ids, blocks_paths, profile_paths: one per tile. A schedule need not use all of
         them.
     split_keys, further: the lengths that regions chose from, the first one and the others.
-    solver: greedy, descent, highs or gurobi, or tuned. status: optimal (proven within the gap asked for), feasible (not
+    solver: greedy, descent, highs or gurobi. status: optimal (proven within the gap asked for), feasible (not
         proven) or heuristic.
     form: how regions were modelled: ``regions``, ``classes`` (regions with equal costs together) or ``merged``
         (similar ones together, which makes the bound weaker, never wrong). merge_error: share of the objective that
@@ -63,8 +45,6 @@ class Schedule:
     model_size: ``{"variables", "integers", "constraints", "nonzeros"}``, zeros for heuristics. solve_s: seconds of
         the search and of the heuristic that it starts from.
     note: a remark on how the schedule was found, or empty.
-    trials: of a tuned one, those that were timed; the schedule is the fastest of them, as `chosen` says. tuned_s:
-        seconds that this took.
     """
 
     graph_id: str
@@ -99,17 +79,6 @@ class Schedule:
     merge_error: Finite = 0.0
     further: tuple[Size | None, ...] = ()
     note: str = ""
-    trials: tuple[Trial, ...] = ()
-    tuned_s: Amount = 0.0
-
-    @property
-    def chosen(self) -> str:
-        """Of a tuned schedule, the tiles and the solver of the trial that was the fastest, else empty."""
-        timed = [(trial.p50_us, i) for i, trial in enumerate(self.trials) if trial.p50_us is not None]
-        if not timed:
-            return ""
-        best = self.trials[min(timed)[1]]
-        return f"{'+'.join(best.tiles)} {best.solver}"
 
     @property
     def n_items(self) -> int:
@@ -155,7 +124,6 @@ class Schedule:
             "left": self.left,
             "rounds": len(np.unique(self.round)),
             "merge_error": self.merge_error,
-            "chosen": self.chosen,
             "note": self.note,
         }
 
@@ -204,7 +172,6 @@ def save(path: str | Path, schedule: Schedule | Skipped, made_by: dict | None = 
         artifacts.write_json(path, KIND, VERSION, asdict(schedule), made_by)
         return
     body = {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name not in COLUMNS}
-    body["trials"] = [asdict(trial) for trial in schedule.trials]
     work = {name: getattr(schedule, name).tolist() for name in COLUMNS}
     artifacts.write_json(path, KIND, VERSION, {**body, "work": work}, made_by)
 

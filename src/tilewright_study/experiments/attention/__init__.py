@@ -8,8 +8,7 @@ from typing import Literal
 
 from tilewright import devices, masks
 from tilewright.attention import reorder
-from tilewright.attention.schedule.record import TUNED
-from tilewright.attention.schedule.search import PUBLISHED, entered
+from tilewright.attention.schedule.search import entered
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
@@ -27,9 +26,7 @@ OURS = "tilewright"
 class Section(sections.Section, frozen=True):
     """Attention over the patterns of `workloads`: schedules and their baselines.
 
-    schedules: the solvers whose schedules are run, by tile set, null for none; tuned takes the fastest of them, the
-        published objective's apart, and of each of the set's tiles that is a set of its own here, as the device times
-        them
+    schedules: the solvers whose schedules are run, by tile set, null for none
     baselines: what schedules are measured against
     forms: by baseline and the first word of workloads' names, the forms of it that run; all of them where nothing is
         said, or null
@@ -50,22 +47,13 @@ class Section(sections.Section, frozen=True):
         """Pairs (tile set, solver) whose schedules are run."""
         return tuple((name, solver) for name, chosen in self.schedules.items() for solver in chosen)
 
-    def tried(self, tile_set, config):
-        """Pairs (tile set, solver) of the schedules that the tuned one of a tile set is chosen from."""
-        tiles = set(config.tile_sets[tile_set])
-        own = [pair for pair in self.runs if pair[0] == tile_set]
-        fixed = [(name, s) for name, s in self.runs if name != tile_set and set(config.tile_sets[name]) < tiles]
-        return [(name, s) for name, s in own + fixed if s not in (TUNED, *PUBLISHED)]
-
     def check(self, config):
         """Raise `ConfigError` for unknown names and for limits out of range."""
         sections.selection("attention.schedules", tuple(self.schedules))
         sections.known("attention.schedules", "tile set", self.schedules, config.tile_sets)
         for name, chosen in self.schedules.items():
             sections.selection(f"attention.schedules.{name}", chosen)
-            sections.known(f"attention.schedules.{name}", "solver", chosen, (*config.solvers, TUNED))
-            if TUNED in chosen and len(chosen) < 2:
-                raise ConfigError(f"attention.schedules.{name}: expected a solver beside {TUNED}, found none")
+            sections.known(f"attention.schedules.{name}", "solver", chosen, config.solvers)
         sections.selection("attention.baselines", self.baselines)
         sections.known("attention.baselines", "baseline", self.baselines, sparse_baselines.NAMES)
         sections.known("attention.forms", "baseline", self.forms, sparse_baselines.NAMES)
@@ -174,15 +162,6 @@ def modules(row, device):
     if row["provider"] != OURS:
         return [*made, f"tilewright_study.baselines.sparse.{row['provider']}"]
     found = devices.modules(device, "attention.executor", "attention.probe")
-    if row["solver"] == TUNED:
-        # The schedule that was taken has an origin of its own.
-        return [
-            *made,
-            "tilewright.attention.blocks",
-            "tilewright.attention.schedule",
-            "tilewright.attention.tuning",
-            *found,
-        ]
     return [*made, "tilewright.attention.blocks", "tilewright.attention.schedule", *entered(row["solver"]), *found]
 
 

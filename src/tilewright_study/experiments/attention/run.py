@@ -209,9 +209,7 @@ def _runs(schedule, blocks, tiles, tokens):
         facts |= {"status": "skipped", "reason": schedule.reason}
         return [_Run(tokens.row(**facts, ordered=ordered)) for ordered in (True, False)]
     facts |= {name: getattr(schedule, name) for name in ("predicted_us", "objective_us", "bound_us", "gap")}
-    facts |= {"items": len(schedule.tile), "chosen": schedule.chosen}
-    if schedule.trials:
-        facts["tuned_s"] = schedule.tuned_s
+    facts["items"] = len(schedule.tile)
     return [_run(schedule, blocks, tokens, facts, ordered) for ordered in (True, False)]
 
 
