@@ -25,7 +25,6 @@ from tilewright import devices, masks
 from tilewright_study.scenes import backends
 from tilewright_study import training
 from tilewright_study.baselines import sparse
-from tilewright.attention.blocks import work
 from tilewright.pushmem import solve as configuring
 from tilewright.attention.schedule.search import entered
 from tilewright_study import config as study
@@ -53,7 +52,7 @@ RUNS = [f"{tile_set}.{solver}" for tile_set, solver in CONFIG.attention.runs]
 EFFORT = f"--rse {CONFIG.timing.rse} --min-repetitions {CONFIG.timing.min_repetitions} --max-seconds {CONFIG.attention.max_seconds}"
 # Workloads whose graphs figures show in detail.
 DRAWN = CONFIG.figures.pattern_workloads + CONFIG.figures.fill_workloads
-SPLIT = f"--split-keys {' '.join(str(length).lower() for length in work.lengths(CONFIG.split_keys))}"
+SPLIT = f"--split-keys {str(CONFIG.split_keys).lower()}"
 
 # What timed jobs run on. Jobs for a device with a lock start side by side and wait for it; otherwise a timed job has all cores.
 DEVICE = f"--device {CONFIG.device} --dtype {CONFIG.dtype}"

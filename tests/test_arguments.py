@@ -87,7 +87,6 @@ PLAN = {
     "shape": [*given(*PAIR), (N, N + 1)],
     "split_keys": [0, -1, 1.5, "a", b"a", (), (64, 0), (64, "a"), NAN, ARRAY, HUGE],
     "region_rows": COUNT,
-    "max_tile_kinds": given(*COUNT),
     "time_limit_s": [*NUMBER, 0, -1, None],
     "seed": [-1, "a", 1.5, None, ARRAY, 2**64],
     "by": NAME,

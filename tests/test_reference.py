@@ -179,14 +179,6 @@ def test_executor_equals_the_reference(shape, split_keys, ordered):
     assert_close(*run(dense, names, split_keys=split_keys, ordered=ordered, batch=2))
 
 
-@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "natural"])
-def test_regions_of_several_split_lengths_equal_the_reference(ordered):
-    dense = plans.pattern(97, 200, 0.3, n_global=2, empty=1)
-    for seed in range(3):
-        lengths = {"split_keys": 32, "further": (None, 64, 16)}
-        assert_close(*run(dense, ["16x1", "8x8"], **lengths, ordered=ordered, batch=2, seed=seed))
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     n_q=st.integers(17, 90),

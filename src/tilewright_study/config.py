@@ -16,7 +16,7 @@ import msgspec
 from tilewright import devices, networks
 from tilewright import masks as models
 from tilewright.attention import reorder
-from tilewright.attention.blocks import tiles, work
+from tilewright.attention.blocks import tiles
 from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError
@@ -147,8 +147,7 @@ class Shared(Section, frozen=True, kw_only=True):
     tile_sets: what a schedule may choose from, by name; null leaves one out
     solvers: what finds schedules, that is greedy, descent, or an integer program's solver
     region_rows: rows of the coarsest groups
-    split_keys: a block with more keys, and many more than the rest, is split and merged; null never splits; of a list,
-        each region gets the length that the solver chooses
+    split_keys: a block with more keys, and many more than the rest, is split and merged; null never splits
     seed: of everything random
     schedule: what the solvers optimise and when they may stop
     timing: when a timing of stage T5 is good enough
@@ -168,7 +167,7 @@ class Shared(Section, frozen=True, kw_only=True):
     tile_sets: dict[str, tuple[str, ...] | None]
     solvers: tuple[str, ...]
     region_rows: int
-    split_keys: int | tuple[int | None, ...] | None
+    split_keys: int | None
     seed: int
     schedule: Schedule
     timing: Timing
@@ -191,7 +190,7 @@ class Shared(Section, frozen=True, kw_only=True):
         _tile_sets(self)
         sections.known("solvers", "solver", self.solvers, SOLVERS)
         sections.at_least("region_rows", max(tiles.parse(name).rows for name in self.tiles), [self.region_rows])
-        work.lengths(self.split_keys)
+        sections.at_least("split_keys", 1, () if self.split_keys is None else (self.split_keys,))
 
 
 Config = msgspec.defstruct(

@@ -1,4 +1,3 @@
-import itertools
 import json
 from dataclasses import replace
 
@@ -81,23 +80,6 @@ def test_every_class_runs_the_code_of_the_executor(cover):
     assert probe.passage()().shape == (1, 2, 150, 16)
     rows = sum(probe.passing_rows(shape) * probe.items.counts[shape] for shape in range(probe.items.n_shapes))
     assert rows == pytest.approx(cover.rows[cover.runs > 0].sum())
-
-
-def test_split_lengths_share_what_was_timed(tmp_path):
-    # One row sees all, the others the keys around them.
-    dense = abs(np.arange(120)[:, None] - np.arange(500)) < 9
-    dense[0] = True
-    cover = plans.covers(plans.reordered(dense, **SIZES), ["16x1"])["16x1"]
-    measured = measure(cover, split_keys=(256, 128, None, 10**6), budget_s=0.1)
-    assert list(measured.options) == [256, 128, None] and measured.split_keys == 256
-    timed = [{(c.rows, c.runs, c.masked, c.split): c.latency_us for c in o.shapes} for o in measured.options.values()]
-    for one, two in itertools.product(timed, timed):
-        # Each length is scaled to its own call of all items.
-        ratios = [one[form] / two[form] for form in set(one) & set(two)]
-        assert ratios == pytest.approx([ratios[0]] * len(ratios))
-    assert set(timed[0]) & set(timed[1]) & set(timed[2]) and set(timed[1]) - set(timed[0])
-    profile.save(tmp_path / "p.json", measured)
-    assert profile.load(tmp_path / "p.json") == measured
 
 
 def alone(cover, measured):

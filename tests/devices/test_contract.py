@@ -110,11 +110,6 @@ def test_an_executor_computes_attention_and_says_what_it_takes(kind, dense, orde
     check_executor(*prepared(kind, dense, ordered=ordered, **options), least_pairs(dense))
 
 
-def test_an_executor_runs_regions_of_several_split_lengths(kind, dense):
-    executor, arguments, expected = prepared(kind, dense, further=(None, 16))
-    assert reference.relative_error(executor(*arguments).cpu(), expected) <= reference.TOLERANCE[torch.float32]
-
-
 class Broken:
     """An executor in which something is other than it was."""
 
@@ -220,17 +215,6 @@ def test_a_probe_times_every_shape_that_the_limits_judge(kind, device, dense):
     for shape in measured.shapes:
         assert 0 < shape.p20_us <= shape.latency_us <= shape.p80_us and shape.alone_us > 0 and shape.occupancy >= 0
         assert {*limits.per_block, *limits.envelope} <= set(shape.resources)
-
-
-def test_a_probe_times_every_split_length_that_matters(kind, device, dense):
-    cover = plans.covers(plans.reordered(dense, **SIZES), ["16x1"])["16x1"]
-    measured = measure(cover, device=kind, split_keys=(32, 32, None, 10**6, 16), budget_s=0.05)
-    # Where no block is as long as that, it is as without a length.
-    assert list(measured.options) == [32, None, 16]
-    for length, costs in measured.options.items():
-        items = work.items(cover, length)
-        assert [(c.rows, c.runs, c.masked, c.split) for c in costs.shapes] == items.forms
-        assert [c.items for c in costs.shapes] == items.counts.tolist() and costs.tile_us >= 0
 
 
 def test_importing_facts_imports_no_torch(kind):

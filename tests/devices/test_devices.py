@@ -43,22 +43,19 @@ def test_what_does_not_change_timing_keeps_the_id(device):
 
 
 def test_limits_come_from_the_description_alone():
-    limits = devices.limits(
-        {"kind": "cpu", "threads": 4, "memory_bytes": 1000}, rounds=3, max_tile_kinds=2, conflicts=[("8x1", "16x1")]
-    )
+    device = {"kind": "cpu", "threads": 4, "memory_bytes": 1000}
+    limits = devices.limits(device, rounds=3, max_tile_kinds=2)
     assert (limits.lanes, limits.rounds, limits.max_tile_kinds) == (4, 3, 2)
+    assert devices.limits(device, max_tile_kinds=9).max_tile_kinds == devices.limits(device).max_tile_kinds == 4
     assert limits.per_block == {"working_set_bytes": 250} and limits.envelope == {"working_set_bytes": 1000}
-    assert limits.conflicts == (("8x1", "16x1"),)
 
 
 def test_a_gpu_runs_one_tile_a_round_on_its_multiprocessors():
     facts = {"kind": "cuda", "multiprocessors": 132, "shared_bytes": 1000, "memory_bytes": 5000, "launch_us": 1.5}
-    facts["fork_us"] = 0.7
     limits = devices.limits(facts)
     assert (limits.lanes, limits.max_tile_kinds, limits.round_us) == (132, 1, 1.5)
     assert limits.per_block == {"shared_bytes": 1000} and limits.rounds > 1
     assert devices.limits(facts, rounds=1).rounds == 1
-    assert limits.fork_us == 0.7
 
 
 @pytest.mark.parametrize("tool", ["no-such-tool", "true"], ids=["missing", "silent"])

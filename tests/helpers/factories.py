@@ -7,7 +7,7 @@ import numpy as np
 from tilewright import devices
 from tilewright.attention.blocks import Blocks, work
 from tilewright.attention.blocks.tiles import parse
-from tilewright.attention.profile import ItemShape, Profile, SplitCosts
+from tilewright.attention.profile import ItemShape, Profile
 from tilewright.devices import Limits
 
 
@@ -53,16 +53,14 @@ def make_profile(
     tile_us=0.0,
     occupancy=1.0,
     split_keys=None,
-    further=(),
     device=None,
     rng=None,
 ):
-    """A profile of `cover`, with costs at the split lengths
-    `further`. latency: ``f(rows, runs, masked) -> us``; by default the padded area at a fixed
+    """A profile of `cover`. latency: ``f(rows, runs, masked) -> us``; by default the padded area at a fixed
     rate, jittered by `rng` where one is given."""
     tile, known = cover.tile, {}
 
-    def shape(items, k):
+    def shape(k):
         rows, runs, masked, split = form = items.forms[k]
         area = rows * runs * tile.run
         if form not in known:
@@ -85,10 +83,7 @@ def make_profile(
             occupancy=occupancy,
         )
 
-    def shapes(length):
-        items = work.items(cover, length)
-        return tuple(shape(items, k) for k in range(items.n_shapes))
-
+    items = work.items(cover, split_keys)
     return Profile(
         tile=tile.name,
         source="measured",
@@ -100,10 +95,9 @@ def make_profile(
         split_keys=split_keys,
         launch_us=launch_us,
         tile_us=tile_us,
-        shapes=shapes(split_keys),
+        shapes=tuple(shape(k) for k in range(items.n_shapes)),
         device=device or {},
         device_id=devices.device_id(device) if device else "device",
-        further=tuple(SplitCosts(length, tile_us, shapes(length)) for length in further),
     )
 
 

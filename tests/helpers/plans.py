@@ -1,7 +1,5 @@
 """Small patterns carried to a schedule with random choices, for tests of executors and bench."""
 
-import itertools
-
 import numpy as np
 import torch
 
@@ -33,21 +31,18 @@ def covers(ordered, names, region_rows=32):
     return {name: blocks.extract(ordered, tiles.parse(name), region_rows) for name in names}
 
 
-def scheduled(covers, split_keys=None, seed=0, rounds=2, device_id="device", further=()):
-    """A schedule that gives each region a tile and a round at random, and one of the split lengths."""
+def scheduled(covers, split_keys=None, seed=0, rounds=2, device_id="device"):
+    """A schedule that gives each region a tile and a round at random."""
     rng = np.random.default_rng(seed)
     n_regions = next(iter(covers.values())).n_regions
     tile, turn = rng.integers(len(covers), size=n_regions), rng.integers(rounds, size=n_regions)
-    lengths = split_keys, *further
-    cut = rng.integers(len(lengths), size=n_regions)
     parts = []
-    for (t, cover), (n, length) in itertools.product(enumerate(covers.values()), enumerate(lengths)):
-        items = work.items(cover, length)
+    for t, cover in enumerate(covers.values()):
+        items = work.items(cover, split_keys)
         region = cover.region[items.block]
-        keep = (tile[region] == t) & (cut[region] == n)
+        keep = tile[region] == t
         columns = {name: getattr(items, name)[keep] for name in ("block", "run_lo", "run_hi", "shape", "split")}
-        chosen = {"tile": np.full(keep.sum(), t, np.int16), "length": np.full(keep.sum(), n, np.int16)}
-        parts.append({**chosen, "round": turn[region[keep]], **columns})
+        parts.append({"tile": np.full(keep.sum(), t, np.int16), "round": turn[region[keep]], **columns})
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.argsort(columns["round"], kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
@@ -62,7 +57,6 @@ def scheduled(covers, split_keys=None, seed=0, rounds=2, device_id="device", fur
         lanes=2,
         solver="greedy",
         status="heuristic",
-        form="regions",
         objective="sum",
         predicted_us=1.0,
         objective_us=1.0,
@@ -74,7 +68,6 @@ def scheduled(covers, split_keys=None, seed=0, rounds=2, device_id="device", fur
         device_id=device_id,
         lane=np.zeros(len(order), np.int16),
         start_us=np.zeros(len(order)),
-        further=tuple(further),
         **columns,
     )
 
@@ -86,7 +79,6 @@ def prepared(
     qkv,
     *,
     split_keys=None,
-    further=(),
     rounds=2,
     ordered=False,
     seed=0,
@@ -103,7 +95,7 @@ def prepared(
     cover = covers(pattern, names, region_rows)
     row, col = pattern.row_order, pattern.col_order
     call = prepare(
-        scheduled(cover, split_keys, seed, rounds, further=further),
+        scheduled(cover, split_keys, seed, rounds),
         cover,
         heads=qkv[0].shape[1],
         head_dim=qkv[0].shape[3],

@@ -37,10 +37,9 @@ add(
 add("--batch", type=flags.count, default=1, help="sequences in a call (default: 1)")
 add(
     "--split-keys",
-    nargs="+",
     type=length,
     metavar="KEYS",
-    help="most keys of a work item; longer blocks are split; of several, a schedule chooses (default: none, never)",
+    help="most keys of a work item; longer blocks are split (default: none, never)",
 )
 add("--max-seconds", type=flags.seconds, default=1.0, help="a timing stops after this time in any case (default: 1)")
 attention_options(add, "of a schedule's profile, else float32")

@@ -1,10 +1,9 @@
 """What runs plans on each kind of device, and what they cost there: ``attention/<device>``. Contract of the folder:
 
 ``probe.py``.
-    ``measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None)``: times the shapes of
+    ``measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s)``: times the shapes of
         ``attention.blocks.work.items(blocks, split_keys)`` in about `budget_s` seconds. Returns ``(launch_us, tile_us,
-        shapes)``: two costs of `profile.Profile` and a `profile.ItemShape` each, in the order of the shapes. known:
-        what a probe may keep, by form of its items, from one split length of the same blocks to the next.
+        shapes)``: two costs of `profile.Profile` and a `profile.ItemShape` each, in the order of the shapes.
 
 ``executor.py``.
     ``prepare(schedule, blocks, *, heads, head_dim, dtype, **options)``: an `Executor` of the schedule. blocks: ``{tile:

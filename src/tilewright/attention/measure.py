@@ -6,8 +6,8 @@ from typing import Any
 
 from tilewright import devices
 from tilewright.attention import backends
-from tilewright.attention.blocks import Blocks, work
-from tilewright.attention.profile import DTYPES, Profile, SplitCosts
+from tilewright.attention.blocks import Blocks
+from tilewright.attention.profile import DTYPES, Profile
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, DeviceError
 
@@ -22,29 +22,21 @@ def measure(
     heads: int | None = None,
     head_dim: int | None = None,
     dtype: str | None = None,
-    split_keys: work.Lengths = None,
+    split_keys: int | None = None,
     seed: int = 0,
     budget_s: float = 0.5,
 ) -> Profile:
     """Time every shape of the work items of `blocks` with the executor of `device`; return the `Profile`.
 
-    heads, head_dim: default those of the blocks' model. split_keys: a length or several, the first of which is the
-    profile's own; of the others, those that cut the blocks otherwise are timed as well. budget_s: about how many
-    seconds the timed calls take together, and half as many for each further length: what it shares is not timed again.
-    How a class is timed is explained in the probe of the device, see `backends.probe`.
+    heads, head_dim: default those of the blocks' model. split_keys: see `blocks.work.items`. budget_s: about how many
+    seconds the timed calls take together. How a class is timed is explained in the probe of the device, see `backends.probe`.
 
     Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
     whose model does not state heads or head_dim where they are not given.
     """
     options = _options(blocks, heads, head_dim, dtype)
-    probe = backends.probe(device)
-    known: dict[tuple, Any] = {}
-
-    def cost(length, begun):
-        budget = budget_s / 2 if begun else budget_s
-        return probe.measure(blocks, **options, split_keys=length, seed=seed, budget_s=budget, known=known)
-
-    return _profile("measured", blocks, device, options, split_keys, cost)
+    costs = backends.probe(device).measure(blocks, **options, split_keys=split_keys, seed=seed, budget_s=budget_s)
+    return _profile("measured", blocks, device, options, split_keys, costs)
 
 
 def expected(
@@ -59,7 +51,7 @@ def expected(
 
     A cost model that is not calibrated for this device is so first. bias_heads: heads with a bias of their own, None
     without a bias; what is measured leaves it out. sizes: heads, head_dim, dtype and split_keys as `measure` takes
-    them, each further length of which is predicted as well. Raises as `measure` does.
+    them. Raises as `measure` does.
     """
     if not backends.predicts(device):
         return {name: measure(each, device=device, seed=seed, **sizes) for name, each in blocks_by_tile.items()}
@@ -71,11 +63,8 @@ def expected(
 
     def predicted(name):
         each, more = blocks_by_tile[name], {"calibration": calibrations[name], "bias_heads": bias_heads}
-
-        def cost(length, begun):
-            return model.predict(each, **options, split_keys=length, **more)
-
-        return _profile("predicted", each, device, options, split_keys, cost)
+        costs = model.predict(each, **options, split_keys=split_keys, **more)
+        return _profile("predicted", each, device, options, split_keys, costs)
 
     # What is large is read by compiled functions and copied, which runs side by side.
     large = sum(len(each.run_mask) for each in blocks_by_tile.values()) >= LARGE
@@ -91,24 +80,21 @@ def _options(blocks, heads=None, head_dim=None, dtype=None):
     return {**sizes, "dtype": dtype}
 
 
-def _profile(source, blocks, device, options, split_keys, cost):
-    """A `Profile`. cost: ``call(split length, whether others came before) -> (launch_us, tile_us, shapes)``."""
-    first, *further = work.distinct(blocks, work.lengths(split_keys))
-    description, (launch_us, tile_us, shapes) = devices.describe(device), cost(first, False)
-    more = [(length, cost(length, True)) for length in further]
+def _profile(source, blocks, device, options, split_keys, costs):
+    """A `Profile`. costs: ``(launch_us, tile_us, shapes)``."""
+    description, (launch_us, tile_us, shapes) = devices.describe(device), costs
     return Profile(
         tile=blocks.tile.name,
         source=source,
         blocks_id=blocks.id,
         graph_id=blocks.graph_id,
         **options,
-        split_keys=first,
+        split_keys=split_keys,
         launch_us=launch_us,
         tile_us=tile_us,
         shapes=tuple(shapes),
         device=description,
         device_id=devices.device_id(description),
-        further=tuple(SplitCosts(length, costs[1], tuple(costs[2])) for length, costs in more),
     )
 
 

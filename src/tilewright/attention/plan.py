@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from tilewright import devices, graph
 from tilewright.attention import backends, blocks, patterns, profile, reorder, schedule
-from tilewright.attention.blocks import work
 from tilewright.attention.blocks.cut import best_gathered, functions
 from tilewright.attention.blocks.tiles import fitting
 from tilewright.attention.blocks.tiles import parse as parse_tile
@@ -104,9 +103,8 @@ def plan(
     bias: Bias | torch.Tensor | None = None,
     scale: float | None = None,
     shape: tuple[int, int] | None = None,
-    split_keys: work.Lengths | Literal["auto"] = "auto",
+    split_keys: int | Literal["auto"] | None = "auto",
     region_rows: int = 128,
-    max_tile_kinds: int | None = None,
     time_limit_s: float = 10.0,
     seed: int = 0,
     by: Literal["head", "image"] = "head",
@@ -135,9 +133,7 @@ def plan(
     bias: a `Bias`, or a tensor [H, N_q, N_k]; minus infinity forbids a pair, and a query without an allowed key gives
         zeros. Its values are copied now: those that a parameter takes later are seen by `Plan.with_bias` only.
     scale: of the scores, finite; default ``head_dim ** -0.5``.
-    split_keys: longest key range of one work item, None for no limit; of several, each region gets the one that the
-        solver chooses, which is never slower in prediction than with the first alone. ``auto``: that of the device.
-    max_tile_kinds: most kinds of tiles that run side by side, in one round; None for the device's own.
+    split_keys: longest key range of one work item, None for no limit; ``auto``: that of the device.
     by: what a list of patterns, or an array of three dimensions, has one for: ``head`` or ``image``. The entries of a
         list by image may be lists by head.
     images: of the batch, for a mask_mod that depends on the batch entry. A plan whose patterns differ by image takes
@@ -153,13 +149,13 @@ def plan(
     dtype_name, kind = _dtype_name(dtype), _kind(device)
     arguments.name_of("order", reorder, ("auto", *ORDERS))
     arguments.name_of("solver", solver, SOLVERS)
-    split_keys = split_keys if isinstance(split_keys, str) and split_keys == "auto" else work.lengths(split_keys)
+    if split_keys is not None and not (isinstance(split_keys, str) and split_keys == "auto"):
+        split_keys = arguments.whole("split_keys", split_keys)
     region_rows, seed = arguments.whole("region_rows", region_rows), arguments.whole("seed", seed, 0, _SEEDS)
-    max_tile_kinds = None if max_tile_kinds is None else arguments.whole("max_tile_kinds", max_tile_kinds)
     time_limit_s = arguments.number("time_limit_s", time_limit_s, above=0)
     tiles = None if tiles is None else _tile_names(tiles)
     description, defaults = devices.describe(kind), devices.facts(kind)
-    limits = devices.limits(description, max_tile_kinds=max_tile_kinds)
+    limits = devices.limits(description)
     found_patterns, units = patterns.read(pattern, heads=heads, kind=kind, shape=shape, by=by, images=images)
     stack = partial(_stacked, found_patterns) if units is not None else _alone
     unordered = found_patterns[0] if units is None else graph.union(found_patterns)
@@ -345,7 +341,7 @@ class Plan:
         """Digest of what the results depend on."""
         s, scale = self.schedule, None if self.scale is None else float(self.scale)
         units = () if self.units is None else (self.units,)
-        facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.lengths, *units
+        facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.split_keys, *units
         # As a file holds them. Where an item was predicted to run does not matter.
         work = [
             np.asarray(getattr(s, n), dtype) for n, dtype in schedule.COLUMNS.items() if n not in ("lane", "start_us")
@@ -503,7 +499,7 @@ class Plan:
                 + _reasons(self.reorder),
                 f"work       {len(s.tile)} items: {tiles}",
                 f"schedule   {s.solver}, {s.status}, bound {s.bound_us:.1f} µs, gap {100 * s.gap:.2f} %",
-                f"left       at most {100 * s.left:.2f} % to gain by other tiles, or splits at {_lengths(s)} keys",
+                f"left       at most {100 * s.left:.2f} % to gain by other tiles",
                 f"predicted  {s.predicted_us:.1f} µs on {s.lanes} lanes",
             ]
         )
@@ -573,10 +569,6 @@ def _from_program(content):
 
 
 operators.read_by(_from_program)
-
-
-def _lengths(found):
-    return ", ".join("no number of" if length is None else str(length) for length in found.lengths)
 
 
 def _kind(device):

@@ -52,15 +52,6 @@ class ItemShape:
 
 
 @dataclass(frozen=True)
-class SplitCosts:
-    """What a tile costs where its blocks are split at `split_keys`; see `Profile`."""
-
-    split_keys: Size | None
-    tile_us: Amount
-    shapes: tuple[ItemShape, ...]
-
-
-@dataclass(frozen=True)
 class Profile:
     """What T3 measured, or a calibration predicts, for one blocks file on one device.
 
@@ -69,8 +60,6 @@ class Profile:
     tile_us: what a round that fills the lanes with this tile takes beside its load, whatever its shapes: until all
         lanes are busy, and from when the first has run out of items.
     shapes: in the order of `attention.blocks.work.items(blocks, split_keys)`.
-    further: costs at other lengths than `split_keys`, of which a schedule may choose one for each region. Only those
-        whose work items differ are there.
     device: description by `devices`; device_id: digest of what makes two devices differ for timing.
     """
 
@@ -87,13 +76,6 @@ class Profile:
     shapes: tuple[ItemShape, ...]
     device: dict
     device_id: str
-    further: tuple[SplitCosts, ...] = ()
-
-    @property
-    def options(self) -> dict[int | None, SplitCosts]:
-        """Costs by split length, those of `split_keys` first."""
-        own = SplitCosts(self.split_keys, self.tile_us, self.shapes)
-        return {costs.split_keys: costs for costs in (own, *self.further)}
 
 
 def item_shape(items: "WorkItems", shape: int, timing: "Timing", **measured) -> ItemShape:

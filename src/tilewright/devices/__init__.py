@@ -13,8 +13,8 @@ the folder:
         predicted.
     ``seen() -> dict``: those of ``IDENTITY`` that this process can state without torch; of a device that is elsewhere,
         the versions alone.
-    ``limits(device) -> dict``: lanes, per_block, envelope, occupancy, max_tile_kinds, rounds, round_us and fork_us of
-        `Limits`, from a description alone.
+    ``limits(device) -> dict``: lanes, per_block, envelope, occupancy, max_tile_kinds, rounds and round_us of `Limits`,
+        from a description alone.
     ``TILES``, ``SPLIT_KEYS``: the tiles that a plan chooses from and the longest key range of a work item, by default.
     ``FEWEST_ROWS``: of a tile that the executor runs.
     ``current() -> int | None``: the number of the device that torch computes on now; None where devices have no
@@ -35,8 +35,7 @@ the folder:
 import hashlib
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -49,7 +48,7 @@ NAMES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that a schedule must respect; symbols are those of the published constraints C2 to C7, of which C4 and
+    """The limits that a schedule must respect; symbols are those of the published constraints C2 to C6, of which C4 and
     C6 are others here (docs/paper.md).
 
     lanes: work items that run side by side (C4, load).
@@ -59,10 +58,8 @@ class Limits:
     occupancy: most occupancy units, such as bytes of memory, that the items of one round may take together (C6). As
         published, these are multiprocessors; here items queue for them.
     max_tile_kinds: tile kinds in one round (C3, kappa).
-    conflicts: pairs of tile names that may not share a round (C7).
     rounds: most rounds that a schedule may use.
     round_us: cost of one more round (a barrier), on top of its launches.
-    fork_us: cost of each tile kind of a round beyond the first, on top of its launches.
     """
 
     lanes: int
@@ -70,10 +67,8 @@ class Limits:
     envelope: dict[str, float]
     occupancy: float
     max_tile_kinds: int
-    conflicts: tuple[tuple[str, str], ...] = field(default=())
     rounds: int = 1
     round_us: float = 0.0
-    fork_us: float = 0.0
 
 
 def describe(kind: str) -> dict:
@@ -115,26 +110,21 @@ def facts(kind: str | None) -> ModuleType:
     return import_module(f"{__name__}.{_known(kind)}.facts")
 
 
-def limits(
-    device: dict,
-    *,
-    rounds: int | None = None,
-    max_tile_kinds: int | None = None,
-    conflicts: Iterable[tuple[str, str]] = (),
-) -> Limits:
+def limits(device: dict, *, rounds: int | None = None, max_tile_kinds: int | None = None) -> Limits:
     """`Limits` of a described device for schedules of at most `rounds` rounds.
 
-    rounds, max_tile_kinds (kappa of C3): by default the device's own; conflicts: of C7. Raises `DeviceError` for an
-    unknown kind and `ArtifactError` for a description that lacks a fact.
+    rounds: by default the device's own. max_tile_kinds: kappa of C3; never more than the device's own. Raises
+    `DeviceError` for an unknown kind and `ArtifactError` for a description that lacks a fact.
     """
     kind = device.get("kind")
     try:
         found = facts(kind).limits(device)
     except KeyError as missing:
         raise ArtifactError(f"the description of a {kind} device lacks {missing}; found {sorted(device)}") from None
-    stated = {"rounds": rounds, "max_tile_kinds": max_tile_kinds}
-    found |= {name: value for name, value in stated.items() if value is not None}
-    return Limits(**found, conflicts=tuple(conflicts))
+    found["rounds"] = found["rounds"] if rounds is None else rounds
+    if max_tile_kinds is not None:
+        found["max_tile_kinds"] = min(found["max_tile_kinds"], max_tile_kinds)
+    return Limits(**found)
 
 
 def has(kind: str, role: str) -> bool:

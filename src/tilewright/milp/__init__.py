@@ -1,7 +1,6 @@
 """Solvers of the neutral `Model`, one module each; adding one is a file and a name.
 
-A module offers ``available() -> bool`` (its package is installed here), ``size_budget() -> (variables, constraints) or
-None`` (the most that its licence allows here, None without a limit) and
+A module offers ``available() -> bool`` (its package is installed here) and
 ``solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None) -> Solution``. start: a feasible point or
 None. log: called with each line of progress.
 

@@ -1,7 +1,6 @@
 """Gurobi. The package from PyPI carries a licence for small models; a full licence lifts the limit."""
 
 from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
 from time import perf_counter
 
@@ -10,8 +9,7 @@ import numpy as np
 from tilewright.core.errors import SolverError, SolverUnavailableError
 from tilewright.milp import Model, Solution, relative_gap
 
-# Most variables and most linear constraints of the licence that comes with the package (gurobipy 13,
-# measured).
+# Most variables and most linear constraints of the licence that comes with the package (gurobipy 13, measured).
 FREE_SIZE = 2000
 # GRB.Error.NO_LICENSE and GRB.Error.SIZE_LIMIT_EXCEEDED.
 NO_LICENCE, TOO_LARGE = 10009, 10010
@@ -22,28 +20,12 @@ STATUSES = {
     "INF_OR_UNBD": "infeasible",
     "TIME_LIMIT": "feasible",
 }
-_REMEDY = "use --solver highs, merge more regions (a smaller size budget), or install a full Gurobi licence"
+_REMEDY = "use --solver highs, or install a full Gurobi licence"
 
 
 def available() -> bool:
     """True when the package is installed."""
     return find_spec("gurobipy") is not None
-
-
-@cache
-def size_budget() -> tuple[int, int] | None:
-    """`FREE_SIZE` of both where the licence says that a model of one more is too large, or where there is none."""
-    if not available():
-        return FREE_SIZE, FREE_SIZE
-    import gurobipy as gp
-
-    try:
-        with gp.Env(params={"OutputFlag": 0}) as env, gp.Model(env=env) as program:
-            program.addMVar(FREE_SIZE + 1)
-            program.optimize()
-    except gp.GurobiError:
-        return FREE_SIZE, FREE_SIZE
-    return None
 
 
 def solve(

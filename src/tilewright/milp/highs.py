@@ -23,11 +23,6 @@ def available() -> bool:
     return find_spec("highspy") is not None
 
 
-def size_budget() -> None:
-    """There is no limit."""
-    return
-
-
 def solve(
     model: Model,
     *,

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tilewright import graph
 from tilewright.attention import blocks
 from tilewright.attention.blocks import tiles, work
-from tilewright.core.errors import ConfigError
 
 
 def padding(values, weights, steps):
@@ -43,21 +42,6 @@ def test_ladder_of_many_values_stays_close_to_the_best():
     # The best four steps of evenly spread values are the quarters.
     assert chosen[-1] == 2000 and len(chosen) == 4
     assert padding(values, np.ones(2000), chosen) <= 1.02 * padding(values, np.ones(2000), [500, 1000, 1500, 2000])
-
-
-def test_lengths_are_stated_once_and_at_least_one():
-    assert work.lengths(None) == (None,) and work.lengths(64) == (64,)
-    assert work.lengths([64, None, 64]) == (64, None)
-    for wrong, message in (((), "at least one length, found none"), (0, "at least 1, found 0")):
-        with pytest.raises(ConfigError, match=message):
-            work.lengths(wrong)
-
-
-def test_only_lengths_that_cut_otherwise_are_distinct():
-    cover = random_blocks(0)
-    longest = int(cover.runs.max()) * cover.tile.run
-    assert work.distinct(cover, [longest, None, 10 * longest]) == [longest]
-    assert work.distinct(cover, [None, 16, 16, 32, longest]) == [None, 16, 32]
 
 
 def random_blocks(seed, n_rows=60, n_cols=300):

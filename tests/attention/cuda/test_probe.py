@@ -89,7 +89,6 @@ class Clock:
         facts = {
             "multiprocessors": 4,
             "launch_us": 2.0,
-            "fork_us": 4.0,
             "shared_bytes": 1 << 17,
             "memory_bytes": 1 << 30,
         }

@@ -40,15 +40,6 @@ def keep(schedule, indices):
     return dataclasses.replace(schedule, **{name: getattr(schedule, name)[indices] for name in COLUMNS})
 
 
-def tile_kinds(schedule):
-    """A round with two tile kinds and their names."""
-    for r in np.unique(schedule.round):
-        kinds = np.unique(schedule.tile[schedule.round == r])
-        if len(kinds) > 1:
-            return [schedule.tiles[t] for t in kinds[:2]]
-    raise AssertionError("no round holds two tile kinds")
-
-
 def moved(schedule, blocks):
     """One item of a region of several items moved to another round."""
     names = [schedule.tiles[t] for t in schedule.tile]
@@ -98,8 +89,6 @@ TIGHTER = {
     "c3-kappa": (lambda s, p: {"max_tile_kinds": 1}, "C3: round"),
     "c5-envelope": (lambda s, p: {"envelope": {"registers": 5.0}}, "C5: round"),
     "c6-occupancy": (lambda s, p: {"occupancy": 1.0}, "C6: round"),
-    "c7-conflict": (lambda s, p: {"conflicts": (tuple(tile_kinds(s)),)}, "C7: round"),
-    "c4-fork": (lambda s, p: {"fork_us": 0.1}, "C4: the work list takes"),
     "c4-lanes": (lambda s, p: {"lanes": 1}, "C4: the work list takes"),
 }
 

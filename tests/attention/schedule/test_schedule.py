@@ -19,8 +19,7 @@ from helpers.solvers import need
 from tilewright import milp
 from tilewright.attention import schedule as schedules
 from tilewright.attention.blocks import work
-from tilewright.attention.schedule import _polish, _program, check, descent, greedy, solve
-from tilewright.attention.schedule import _region_classes as region_classes
+from tilewright.attention.schedule import _program, check, descent, greedy, solve
 from tilewright.attention.schedule import problem as problems
 from tilewright.core.errors import ArtifactError, InfeasibleError, SolverError, UnknownNameError
 
@@ -33,13 +32,10 @@ CASES = {
     "c3-kappa": {"max_tile_kinds": 1, "rounds": 2},
     "c5-envelope": {"envelope": {"registers": 5.0}, "rounds": 2},
     "c6-occupancy": {"occupancy": 3.0, "rounds": 2, "round_us": 0.2},
-    "fork": {"rounds": 2, "round_us": 0.1, "fork_us": 0.3},
-    "c7-conflict": {"conflicts": (("4x1", "2x1"), ("4x8", "2x1"), ("4x1", "4x8"), ("elsewhere", "4x1"))},
     "all": {
         "max_tile_kinds": 2,
         "envelope": {"registers": 6.0},
         "occupancy": 3.0,
-        "conflicts": (("4x1", "4x8"),),
         "rounds": 2,
         "round_us": 0.1,
     },
@@ -85,13 +81,11 @@ def brute_force(blocks, profiles, limits):
                 sum(max(c.resources[what] for c in usable[name]) for name in kinds) <= most
                 for what, most in limits.envelope.items()
             )
-            apart = not any(a in kinds and b in kinds for a, b in limits.conflicts)
-            if len(kinds) > limits.max_tile_kinds or units > limits.occupancy or not envelope_kept or not apart:
+            if len(kinds) > limits.max_tile_kinds or units > limits.occupancy or not envelope_kept:
                 break
             if here:
                 durations.append(max(longest, load / limits.lanes + max(profiles[n].tile_us for n in kinds)))
                 total += durations[-1] + sum(profiles[n].launch_us for n, _ in set(work_of)) + limits.round_us
-                total += limits.fork_us * (len(kinds) - 1)
         else:
             best = {"sum": min(best["sum"], total), "paper": min(best["paper"], max(durations))}
             kept.add(choice)
@@ -157,13 +151,15 @@ def test_tiles_of_a_round_fill_the_lanes_once(seed):
     blocks, profiles = random_inputs(seed, 4, TILES)
     tile_us = dict(zip(profiles, (0.2, 0.5, 0.3), strict=True))
     profiles = {name: dataclasses.replace(profile, tile_us=tile_us[name]) for name, profile in profiles.items()}
-    limits = make_limits(rounds=2, round_us=0.6, fork_us=0.1)
+    limits = make_limits(rounds=2, round_us=0.6)
     best = brute_force(blocks, profiles, limits)
     for objective in problems.OBJECTIVES:
         found = solve(blocks, profiles, limits, "highs", objective, gap=0.0)
         assert [found.objective_us, found.bound_us] == pytest.approx([best[objective]] * 2, rel=1e-6)
         assert check.violations(found, blocks, profiles, limits) == []
     assert len(np.unique(found.tile)) > 1
+    bounds = found.lower_bounds
+    assert bounds["work"] < bounds["launched"] <= best["sum"] and bounds["longest"] <= best["sum"]
 
 
 @settings(max_examples=25, deadline=None)
@@ -178,7 +174,7 @@ def test_tiles_of_a_round_fill_the_lanes_once(seed):
 def test_no_solver_loses_to_what_it_starts_from(seed, n_regions, rounds, kappa, occupancy, objective):
     """An integer program to descent, and descent to greedy and to every fixed tile."""
     blocks, profiles = random_inputs(seed, n_regions, TILES)
-    limits = make_limits(rounds=rounds, max_tile_kinds=kappa, round_us=0.3, fork_us=0.1, occupancy=occupancy)
+    limits = make_limits(rounds=rounds, max_tile_kinds=kappa, round_us=0.3, occupancy=occupancy)
 
     def solved(solver, *tiles):
         taken = ({name: files[name] for name in tiles or TILES} for files in (blocks, profiles))
@@ -200,72 +196,6 @@ def test_no_solver_loses_to_what_it_starts_from(seed, n_regions, rounds, kappa, 
         assert all(other.bound_us <= found.objective_us * (1 + 1e-6) for other in (found, descended))
 
 
-@pytest.mark.parametrize("objective", problems.OBJECTIVES)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_classes_have_the_optimum_of_regions(seed, objective):
-    need("gurobi")
-    blocks, profiles = random_inputs(seed, 14, ("4x1", "2x8"), most_runs=2)
-    problem = problems.build(blocks, profiles, make_limits(rounds=2, max_tile_kinds=1, round_us=0.2))
-    forms = [region_classes.exact(problem), region_classes.exact(problem, aggregate=False)]
-    assert [form.form for form in forms] == ["classes", "regions"]
-    optima = []
-    for form in forms:
-        program, _ = _program.build(problem, form, objective)
-        answer = solvers_member("gurobi").solve(program, time_limit_s=30, gap=0.0, seed=0, threads=1)
-        optima.append(answer.objective)
-    assert len(forms[0].size) < len(forms[1].size)
-    assert optima[0] == pytest.approx(optima[1], rel=1e-6)
-
-
-@pytest.mark.parametrize("objective", problems.OBJECTIVES)
-@pytest.mark.parametrize("rounds", [1, 2])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_merged_bound_is_below_the_exact_optimum(seed, rounds, objective):
-    blocks, profiles = random_inputs(seed, 12, TILES, most_runs=6)
-    limits = make_limits(rounds=rounds, max_tile_kinds=2)
-    exact = solve(blocks, profiles, limits, "highs", objective)
-    full = exact.model_size
-    merged = solve(
-        blocks, profiles, limits, "highs", objective, budget=(full["variables"], 2 * full["constraints"] // 3)
-    )
-    assert merged.form == "merged" and merged.model_size["constraints"] <= 2 * full["constraints"] // 3
-    assert merged.bound_us <= exact.objective_us * (1 + 1e-6)
-    assert merged.objective_us >= exact.bound_us * (1 - 1e-6)
-    assert (merged.status == "optimal") == (merged.gap <= 1e-4)
-    assert check.violations(merged, blocks, profiles, limits) == []
-
-
-def test_a_merged_answer_that_hides_occupancy_gives_way_to_descent(monkeypatch):
-    blocks, profiles = random_inputs(0, 12, TILES, most_runs=6)
-    monkeypatch.setattr(problems.Problem, "feasible", lambda *_: False)
-    found = solve(blocks, profiles, make_limits(), budget=(100, 90))
-    baseline = solve(blocks, profiles, make_limits(), "descent")
-    assert (found.status, found.predicted_us) == ("feasible", baseline.predicted_us)
-    assert "descent" in found.note
-
-
-@pytest.mark.parametrize("objective", problems.OBJECTIVES)
-def test_polish_adds_and_drops_launches(objective):
-    """From any launches, even none, every region is served, and no single launch more or less would be
-    better."""
-    blocks, profiles = random_inputs(4, 12, TILES, most_runs=6)
-    problem = problems.build(blocks, profiles, make_limits(rounds=2, max_tile_kinds=2))
-    rounds, held = np.arange(12) % 2, np.array([[True, False], [True, True], [False, True]])
-    optimum = solve(blocks, profiles, problem.limits, objective=objective).objective_us
-    for launched in (np.zeros((problem.n_launches, 2), bool), np.ones((problem.n_launches, 2), bool)):
-        tile = _polish.assign(problem, rounds, launched, held, objective)
-        assert held[tile, rounds].all() and problem.feasible(tile, rounds)
-        best = problem.value(tile, rounds, objective)
-        assert optimum * (1 - 1e-6) <= best
-        for b in range(12):
-            for s in np.flatnonzero(held[:, rounds[b]]):
-                other = tile.copy()
-                other[b] = s
-                used = set(np.flatnonzero(problem.table(tile, rounds)[rounds[b]]))
-                if set(np.flatnonzero((problem.counts[b] > 0) & (problem.option_of == s))) <= used:
-                    assert problem.value(other, rounds, objective) >= best * (1 - 1e-9)
-
-
 def test_a_worse_answer_gives_way_to_descent(monkeypatch):
     blocks, profiles = random_inputs(0, 6, TILES)
     monkeypatch.setattr(_program, "decode", lambda problem, *_: (problem.load_us.argmax(axis=1), np.zeros(6, int)))
@@ -276,13 +206,26 @@ def test_a_worse_answer_gives_way_to_descent(monkeypatch):
 
 
 @pytest.mark.parametrize("objective", problems.OBJECTIVES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_classes_have_the_optimum_of_regions(seed, objective, monkeypatch):
+    blocks, profiles = random_inputs(seed, 8, ("4x1", "2x8"), most_runs=2)
+    limits = make_limits(rounds=2, max_tile_kinds=1, round_us=0.2)
+    found = solve(blocks, profiles, limits, objective=objective, gap=0.0)
+    every = np.arange(8)
+    monkeypatch.setattr(problems.Problem, "classes", (every, every))
+    apart = solve(blocks, profiles, limits, objective=objective, gap=0.0)
+    assert found.model_size["variables"] < apart.model_size["variables"]
+    assert found.bound_us == pytest.approx(apart.bound_us, rel=1e-6)
+
+
+@pytest.mark.parametrize("objective", problems.OBJECTIVES)
 @pytest.mark.parametrize("case", CASES)
 def test_descent_ends_where_no_move_of_a_class_helps(case, objective):
     blocks, profiles = random_inputs(3, 9, TILES, most_runs=2, tile_us=0.1)
     problem = problems.build(blocks, profiles, make_limits(**CASES[case] | {"occupancy": math.inf}))
     tile, rounds = descent.assign(problem, objective)
     assert problem.feasible(tile, rounds)
-    best, member = problem.value(tile, rounds, objective), region_classes.exact(problem).member
+    best, member = problem.value(tile, rounds, objective), problem.classes[1]
     places = {*zip(member, tile, rounds, strict=True)}
     for label, s, r in itertools.product(places, range(3), range(problem.limits.rounds)):
         moved = (member == label[0]) & (tile == label[1]) & (rounds == label[2])
@@ -303,7 +246,7 @@ def test_descent_counts_launches():
 def test_descent_is_fast_where_all_regions_differ():
     blocks, profiles = random_inputs(0, 512, ("16x1", "32x1", "64x1"), most_runs=12, region_rows=128)
     problem = problems.build(blocks, profiles, make_limits(lanes=132, rounds=2, max_tile_kinds=1))
-    assert len(region_classes.exact(problem).size) > descent.GROUPS
+    assert len(problem.classes[0]) > descent.GROUPS
     tile, rounds = descent.assign(problem, "sum")
     again = descent.assign(problem, "sum")
     assert np.array_equal(tile, again[0]) and np.array_equal(rounds, again[1])
@@ -317,24 +260,14 @@ def test_greedy_is_a_feasible_point_of_the_model(case):
     problem = problems.build(blocks, profiles, make_limits(**CASES[case]))
     tile, rounds = greedy.assign(problem)
     for objective in problems.OBJECTIVES:
-        form, program, columns = _program.fit(problem, objective, None)
-        x = _program.encode(problem, form, columns, tile, rounds)
+        program, columns = _program.build(problem, objective)
+        x = _program.encode(problem, columns, tile, rounds)
         activity = program.rows @ x
         assert (activity <= program.row_upper + 1e-9).all() and (activity >= program.row_lower - 1e-9).all()
         assert (x <= program.upper + 1e-9).all() and (x >= program.lower).all()
         assert program.cost @ x == pytest.approx(problem.value(tile, rounds, objective))
-        assert problem.value(*_program.decode(problem, form, columns, x, objective), objective) == pytest.approx(
-            program.cost @ x
-        )
+        assert problem.value(*_program.decode(problem, columns, x), objective) == pytest.approx(program.cost @ x)
         assert len(set(program.names)) == len(program.cost)
-
-
-def test_the_model_holds_the_sum_of_the_entries_of_one_place():
-    """As of a tile that conflicts with itself: twice its variable is at most 1."""
-    blocks, profiles = random_inputs(3, 4, TILES)
-    problem = problems.build(blocks, profiles, make_limits(conflicts=(("4x1", "4x1"),)))
-    _, program, columns = _program.fit(problem, "sum", None)
-    assert 2.0 in program.rows[:, [columns.y[0, 0]]].toarray()
 
 
 def test_the_work_list_is_ordered_and_places_every_item():
@@ -412,12 +345,6 @@ def test_a_bound_above_a_schedule_is_a_broken_model(monkeypatch):
         solve(blocks, profiles, make_limits())
 
 
-def test_no_model_fits_the_budget():
-    blocks, profiles = random_inputs(0, 4, TILES)
-    with pytest.raises(SolverError, match=r"smallest model .* the size budget allows 10 and 10"):
-        solve(blocks, profiles, make_limits(), budget=(10, 10))
-
-
 @pytest.mark.parametrize(("what", "arguments"), [("solver", ("cplex",)), ("objective", ("highs", "mean"))])
 def test_unknown_names(what, arguments):
     blocks, profiles = random_inputs(0, 2, TILES)
@@ -493,7 +420,6 @@ def test_a_file_brings_the_schedule_back(solved, tmp_path):
     assert {
         "solver",
         "status",
-        "form",
         "objective_us",
         "bound_us",
         "gap",
@@ -581,9 +507,3 @@ def test_importing_the_schedule_is_light():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
-
-
-def solvers_member(name):
-    from importlib import import_module
-
-    return import_module(f"tilewright.milp.{name}")

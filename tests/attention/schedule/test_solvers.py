@@ -11,7 +11,7 @@ from helpers.factories import make_blocks, make_limits, make_profile, random_inp
 from helpers.solvers import need
 from tilewright import milp
 from tilewright.attention.blocks.tiles import parse
-from tilewright.attention.schedule import _program, check, search
+from tilewright.attention.schedule import _program, check, descent, search
 from tilewright.attention.schedule import problem as problems
 from tilewright.attention.schedule.search import solve
 from tilewright.core.errors import SolverError
@@ -26,7 +26,7 @@ def member(name):
 def toy():
     blocks, profiles = random_inputs(0, 3)
     problem = problems.build(blocks, profiles, make_limits())
-    return _program.fit(problem, "sum", None)[1]
+    return _program.build(problem, "sum")[0]
 
 
 def irregular(seed, n_regions):
@@ -49,15 +49,11 @@ def irregular(seed, n_regions):
     return blocks, profiles
 
 
-@pytest.mark.parametrize("solver", milp.NAMES)
-def test_realistic_sizes_are_proven_within_one_percent(solver):
-    need(solver)
+def test_realistic_sizes_are_proven_within_one_percent():
     blocks, profiles = irregular(1, 600)
     limits = make_limits(max_tile_kinds=4)
-    found = solve(blocks, profiles, limits, solver, time_limit_s=60)
-    assert found.gap <= 0.01 and found.solve_s <= 60
-    most = member(solver).size_budget()
-    assert most is None or (found.model_size["variables"] <= most[0] and found.model_size["constraints"] <= most[1])
+    found = solve(blocks, profiles, limits, time_limit_s=60)
+    assert found.gap <= 0.01 and found.solve_s <= 60 and found.model_size["variables"] > 1000
     assert found.predicted_us < solve(blocks, profiles, limits, "greedy").predicted_us
     assert check.violations(found, blocks, profiles, limits) == []
 
@@ -75,56 +71,13 @@ def test_the_published_programs_are_those_of_the_published_objective(name):
     assert search.entered("greedy") == []
 
 
-def test_the_budget_follows_the_licence(monkeypatch):
-    blocks, profiles = irregular(3, 900)
-    limits = make_limits(rounds=2)
-    # HiGHS has none: every class of regions stays what it is.
-    assert member("highs").size_budget() is None
-    free = solve(blocks, profiles, limits, "highs")
-    assert free.form == "classes" and free.model_size["variables"] > 2000
-    monkeypatch.setattr(member("highs"), "size_budget", lambda: (1500, 2000))
-    small = solve(blocks, profiles, limits, "highs")
-    assert small.form == "merged" and small.model_size["variables"] <= 1500 and small.model_size["constraints"] <= 2000
-
-
-def test_gurobis_budget_is_what_its_licence_takes(monkeypatch):
-    import gurobipy
-
-    gurobi = member("gurobi")
-    need("gurobi")
-    limits = {"licence of the package": gurobi.TOO_LARGE, "no licence": gurobi.NO_LICENCE}
-    for error in limits.values():
-        gurobi.size_budget.cache_clear()
-
-        def refuse(program, number=error):
-            raise gurobipy.GurobiError(number, "refused")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(gurobipy.Model, "optimize", refuse)
-            assert gurobi.size_budget() == (2000, 2000)
-    gurobi.size_budget.cache_clear()
-    with monkeypatch.context() as patch:
-        # A full licence.
-        patch.setattr(gurobipy.Model, "optimize", lambda program: None)
-        assert gurobi.size_budget() is None
-    gurobi.size_budget.cache_clear()
-
-
-def test_merging_keeps_a_realistic_gap():
-    blocks, profiles = irregular(3, 600)
-    found = solve(blocks, profiles, make_limits(), budget=(500, 700))
-    assert found.form == "merged" and found.status == "feasible" and 0 < found.merge_error <= 0.01
-    assert found.gap <= 0.01
-    assert found.predicted_us < solve(blocks, profiles, make_limits(), "greedy").predicted_us
-    exact = solve(blocks, profiles, make_limits(), budget=None)
-    assert found.predicted_us == pytest.approx(exact.predicted_us, rel=1e-3)
-
-
 def test_more_classes_than_the_linkage_takes_are_bucketed(monkeypatch):
-    monkeypatch.setattr("tilewright.attention.schedule._region_classes.LINKAGE_LIMIT", 40)
     blocks, profiles = irregular(2, 200)
-    found = solve(blocks, profiles, make_limits(), budget=(300, 300))
-    assert found.form == "merged" and check.violations(found, blocks, profiles, make_limits()) == []
+    free = solve(blocks, profiles, make_limits(), "descent")
+    monkeypatch.setattr(descent, "LINKAGE_LIMIT", 40)
+    found = solve(blocks, profiles, make_limits(), "descent")
+    assert found.predicted_us == pytest.approx(free.predicted_us, rel=1e-3)
+    assert check.violations(found, blocks, profiles, make_limits()) == []
 
 
 def test_gurobi_names_the_size_and_the_limit():
@@ -134,7 +87,7 @@ def test_gurobi_names_the_size_and_the_limit():
     with pytest.raises(
         SolverError, match=r"the model has [3-9],\d{3} variables .* licence allows 2,000 of each: use --solver highs"
     ):
-        solve(blocks, profiles, limits, "gurobi", budget=None)
+        solve(blocks, profiles, limits, "gurobi")
 
 
 def test_gurobi_without_licence(monkeypatch):
@@ -199,9 +152,9 @@ def test_statuses_are_the_solvers_own_names(name):
 @pytest.mark.parametrize("name", milp.NAMES)
 def test_no_time_gives_a_start_back_or_no_point(name):
     need(name)
-    blocks, profiles = irregular(4, 300)
+    blocks, profiles = irregular(4, 60)
     problem = problems.build(blocks, profiles, make_limits(rounds=3, max_tile_kinds=1))
-    program = _program.fit(problem, "paper", member(name).size_budget())[1]
+    program, _ = _program.build(problem, "paper")
     answer = member(name).solve(program, **{**OPTIONS, "time_limit_s": 0.0})
     assert answer.status in ("unsolved", "feasible") and (answer.x is None) == (answer.status == "unsolved")
 

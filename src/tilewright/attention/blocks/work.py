@@ -7,16 +7,12 @@ and runs, so that an executor can batch them and a profile can measure each shap
 Everything here is a pure function of the blocks and of `split_keys`; profile, schedule and executor all call it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.attention.blocks import Blocks
-from tilewright.core import arguments
-from tilewright.core.errors import ConfigError
 from tilewright.graph import STACKED
 
 # Distinct padded row counts, and padded run counts for each of those. More of them pad less and launch more.
@@ -28,10 +24,6 @@ WHOLE = 1 / 48
 PART = 1 / 256
 # ASSUME: beyond this many distinct values, as many of them evenly spaced are good enough candidates for a step.
 CANDIDATES = 512
-
-
-# A split length, or several to choose from; None never splits.
-Lengths: TypeAlias = int | Sequence[int | None] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +54,7 @@ class WorkItems:
 
     @property
     def forms(self) -> list[tuple[int, int, bool, bool]]:
-        """``(rows, runs, masked, split)`` of each shape. Items of equal form run together, whatever their split."""
+        """``(rows, runs, masked, split)`` of each shape."""
         columns = self.shape_rows, self.shape_runs, self.shape_masked, self.shape_split
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -102,29 +94,6 @@ def ladder(values: NDArray[np.integer], weights: NDArray, steps: int) -> NDArray
         chosen.append(values[j - 1])
         k, j = k - 1, back[k, j]
     return np.array(chosen[::-1])
-
-
-def lengths(split_keys: Lengths) -> tuple[int | None, ...]:
-    """Split lengths that an argument ``split_keys`` states, each once. Raises `ConfigError` for none or one below 1."""
-    stated = arguments.each(split_keys)
-    stated = (split_keys,) if stated is None else stated
-    if not stated:
-        raise ConfigError("split_keys: expected at least one length, found none")
-    return tuple(
-        dict.fromkeys(length if length is None else arguments.whole("split_keys", length) for length in stated)
-    )
-
-
-def distinct(blocks: Blocks, lengths: Sequence[int | None]) -> list[int | None]:
-    """Those of `lengths` (values of ``split_keys``) that cut `blocks` into other items than the ones before them do."""
-    found: list[int | None] = []
-    known: list[WorkItems] = []
-    for length in lengths:
-        own = items(blocks, length)
-        if not any(np.array_equal(own.run_hi, other.run_hi) for other in known):
-            found.append(length)
-            known.append(own)
-    return found
 
 
 def items(blocks: Blocks, split_keys: int | None) -> WorkItems:

@@ -91,12 +91,11 @@ def assembled(launches: "list[Launch]", rounds: list[int], common: "Setting", sh
 
 
 def _forms(schedule, blocks):
-    """int [I, 4]: rows, runs, masked and split of each item's shape. Those of one tile run together, however their
-    regions are split."""
+    """int [I, 4]: rows, runs, masked and split of each item's shape."""
     forms = np.zeros((schedule.n_items, 4), np.int64)
-    for tile, length in np.unique(np.stack([schedule.tile, schedule.length]), axis=1).T.tolist():
-        here = (schedule.tile == tile) & (schedule.length == length)
-        items = work.items(blocks[schedule.tiles[tile]], schedule.lengths[length])
+    for tile in np.unique(schedule.tile).tolist():
+        here = schedule.tile == tile
+        items = work.items(blocks[schedule.tiles[tile]], schedule.split_keys)
         forms[here] = np.array(items.forms)[schedule.shape[here]]
     return forms
 

@@ -42,7 +42,6 @@ def measure(
     split_keys: int,
     seed: int,
     budget_s: float,
-    known: dict | None = None,
 ) -> tuple[float, float, list[ItemShape]]:
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; see the contract in `attention.backends`.
 
@@ -60,14 +59,12 @@ def measure(
     n_workers, items = probe.n_workers, probe.items
     if not items.n_shapes:
         return 0.0, 0.0, []
-    known = {} if known is None else known
-    share_s = budget_s / (len(set(items.forms) - set(known)) + LAUNCH_SHAPES + 2 + WHOLE_SHARES)
+    share_s = budget_s / (items.n_shapes + LAUNCH_SHAPES + 2 + WHOLE_SHARES)
     handing_us = _time(probe.handing(), share_s).p50_us
     passage_us = (_time(probe.passage(), share_s).p50_us + handing_us) / blocks.shape[0]
     chunk_us = _chunk_us(probe, handing_us, share_s)
+    shapes, commons_us = [], []
     for shape in progress.with_progress(range(items.n_shapes), f"profile {blocks.tile.name}"):
-        if items.forms[shape] in known:
-            continue
         timing, n_items, merging_us = _time_shape(probe, shape, share_s)
         common_us = n_workers * (passage_us * probe.passing_rows(shape) + merging_us / n_items)
         p20, p50, p80 = (
@@ -77,12 +74,10 @@ def measure(
         )
         times = {"p20_us": p20, "latency_us": p50, "alone_us": p50, "p80_us": p80}
         resources, occupancy = probe.resources(shape)
-        found = item_shape(items, shape, timing, **times, resources=resources, occupancy=occupancy)
-        known[items.forms[shape]] = found, common_us
-    shapes = [replace(known[form][0], items=int(n)) for form, n in zip(items.forms, items.counts, strict=True)]
-    commons_us = np.array([known[form][1] for form in items.forms])
+        shapes.append(item_shape(items, shape, timing, **times, resources=resources, occupancy=occupancy))
+        commons_us.append(common_us)
     launch_us = chunk_us / n_workers
-    scale = _scale(probe, shapes, commons_us, launch_us, WHOLE_SHARES * share_s)
+    scale = _scale(probe, shapes, np.array(commons_us), launch_us, WHOLE_SHARES * share_s)
     return scale * launch_us, 0.0, [_scaled(shape, scale) for shape in shapes]
 
 

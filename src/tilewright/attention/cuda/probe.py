@@ -26,15 +26,7 @@ MOST_THREADS, MOST_PROGRAMS, PARTS = 2048, 32, 4
 
 
 def measure(
-    blocks: Blocks,
-    *,
-    heads: int,
-    head_dim: int,
-    dtype: str,
-    split_keys: int | None,
-    seed: int,
-    budget_s: float,
-    known: dict | None = None,
+    blocks: Blocks, *, heads: int, head_dim: int, dtype: str, split_keys: int | None, seed: int, budget_s: float
 ) -> tuple[float, float, list[ItemShape]]:
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; arguments as in `attention.measure`.
 
@@ -46,7 +38,7 @@ def measure(
     every other one. The difference tells the load of all, which the latencies are scaled to, and the rest is `tile_us`
     (`profile.fitted`). The schedule with this tile alone is then predicted as it was timed, and a part of the
     regions takes its share of the load. All launches are of one compiled kernel, that of all items. A launch is a cost
-    of the round, see `devices.cuda.facts`. known: not used, for split items beside it change what an item takes.
+    of the round, see `devices.cuda.facts`.
     """
     config.check_head_dim(head_dim)
     device, items = devices.describe("cuda"), work.items(blocks, split_keys)

@@ -1,5 +1,7 @@
 """Named lower bounds on any schedule. No solver is needed for them; each schedule reports them."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tilewright.attention.blocks import Blocks
@@ -10,10 +12,10 @@ from tilewright.attention.schedule.problem import Problem
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def lower_bounds(problem: Problem, blocks: dict[str, Blocks], profiles: dict[str, Profile]) -> dict[str, float]:
+def lower_bounds(problem: Problem, blocks: Mapping[str, Blocks], profiles: Mapping[str, Profile]) -> dict[str, float]:
     """Lower bounds in microseconds: ``work``, ``longest``, ``launched``; of a device with rates ``bytes``, ``flops``.
 
-    work: the least load of each region, shared by the lanes. longest: the longest item, each region with the option
+    work: the least load of each region, shared by the lanes. longest: the longest item, each region with the tile
         that keeps its longest item shortest. launched: `work`, and what the region that needs most beside it needs.
     bytes: queries, keys, values and outputs, each moved once at the device's copy rate (``copy_gb_per_s``).
     flops: the two products of each allowed pair at the device's peak rate (``peak_gflops``).

@@ -1,7 +1,7 @@
 """The independent checker: is a schedule what it says it is, and does it keep every constraint?
 
 It shares no code with the problem, the heuristics or the solvers. It reads the work list item by item and recomputes
-coverage, constraints C1 to C7 and the makespan from blocks, profiles and limits alone.
+coverage, constraints C1 to C6 and the makespan from blocks, profiles and limits alone.
 """
 
 from collections import defaultdict
@@ -29,10 +29,8 @@ def violations(
     if wrong := _references(schedule, blocks, profiles):
         return wrong
     items = [
-        (schedule.tiles[t], b, lo, hi, (schedule.lengths[n], k), split, r, lane, start)
-        for t, b, lo, hi, k, split, r, lane, start, n in zip(
-            *(getattr(schedule, name).tolist() for name in _COLUMNS), strict=True
-        )
+        (schedule.tiles[t], *rest)
+        for t, *rest in zip(*(getattr(schedule, name).tolist() for name in _COLUMNS), strict=True)
     ]
     return [
         *_coverage(items, blocks),
@@ -44,7 +42,7 @@ def violations(
     ]
 
 
-_COLUMNS = ("tile", "block", "run_lo", "run_hi", "shape", "split", "round", "lane", "start_us", "length")
+_COLUMNS = ("tile", "block", "run_lo", "run_hi", "shape", "split", "round", "lane", "start_us")
 
 
 def _references(schedule, blocks, profiles):
@@ -56,22 +54,14 @@ def _references(schedule, blocks, profiles):
     if missing:
         return [f"no blocks or profile for the tiles {missing}"]
     wrong = []
-    for i, (t, b, k, n) in enumerate(zip(schedule.tile, schedule.block, schedule.shape, schedule.length, strict=True)):
+    for i, (t, b, k) in enumerate(zip(schedule.tile, schedule.block, schedule.shape, strict=True)):
         if not 0 <= t < len(schedule.tiles):
             wrong.append(f"item {i} names tile {t} of {len(schedule.tiles)}")
         elif not 0 <= b < blocks[schedule.tiles[t]].n_blocks:
             wrong.append(f"item {i} names block {b} of {blocks[schedule.tiles[t]].n_blocks}")
-        elif not 0 <= n < len(schedule.lengths) or schedule.lengths[n] not in profiles[schedule.tiles[t]].options:
-            wrong.append(f"item {i} names split length {n} of {schedule.lengths}, or one that was not profiled")
-        elif not 0 <= k < len(shapes := profiles[schedule.tiles[t]].options[schedule.lengths[n]].shapes):
+        elif not 0 <= k < len(shapes := profiles[schedule.tiles[t]].shapes):
             wrong.append(f"item {i} names shape {k} of {len(shapes)}")
     return wrong
-
-
-def _shape(profile, k):
-    """The shape of an item: `k` is its split length and its number at this length."""
-    length, number = k
-    return profile.options[length].shapes[number]
 
 
 def _coverage(items, blocks):
@@ -110,14 +100,14 @@ def _shapes(items, blocks, profiles):
     """Every item fits the shape whose latency it is counted with."""
     wrong = []
     for i, (tile, b, lo, hi, k, split, *_) in enumerate(items):
-        cover, shape = blocks[tile], _shape(profiles[tile], k)
+        cover, shape = blocks[tile], profiles[tile].shapes[k]
         rows = int(cover.row_ptr[b + 1] - cover.row_ptr[b])
         masked = bool((cover.run_mask[lo:hi] >= 0).any()) or hi - lo < shape.runs
         whole = (lo, hi) == (cover.run_ptr[b], cover.run_ptr[b + 1])
         if rows > shape.rows or hi - lo > shape.runs or masked > shape.masked or split != shape.split or split == whole:
             wrong.append(
                 f"item {i} ({tile}, block {b}: {rows} rows, {hi - lo} runs, masked {masked}, split {split}) "
-                f"does not fit shape {k[1]} ({shape.rows} rows, {shape.runs} runs, masked {shape.masked}, "
+                f"does not fit shape {k} ({shape.rows} rows, {shape.runs} runs, masked {shape.masked}, "
                 f"split {shape.split})"
             )
     return wrong
@@ -128,20 +118,20 @@ def _per_block(items, profiles, limits):
     wrong = []
     for i, (tile, b, _, _, k, *_) in enumerate(items):
         for name, most in limits.per_block.items():
-            need = _shape(profiles[tile], k).resources[name]
+            need = profiles[tile].shapes[k].resources[name]
             if need > most:
                 wrong.append(f"C2: item {i} ({tile}, block {b}) needs {name} {need:g}, at most {most:g}")
     return wrong
 
 
 def _rounds(items, profiles, limits):
-    """C3, C5, C6, C7: what a round holds; and that rounds follow one another."""
+    """C3, C5, C6: what a round holds; and that rounds follow one another."""
     wrong: list[str] = []
     kinds: defaultdict[int, set[str]] = defaultdict(set)
     units: defaultdict[int, float] = defaultdict(float)
     for tile, _, _, _, k, _, r, _, _ in items:
         kinds[r].add(tile)
-        units[r] += _shape(profiles[tile], k).occupancy
+        units[r] += profiles[tile].shapes[k].occupancy
     order = [item[6] for item in items]
     if order != sorted(order):
         wrong.append("rounds are not ascending in the work list")
@@ -156,17 +146,13 @@ def _rounds(items, profiles, limits):
                 wrong.append(f"C5: round {r}: the tiles {sorted(kinds[r])} take {name} {need:g}, at most {most:g}")
         if units[r] > limits.occupancy * (1 + TOLERANCE):
             wrong.append(f"C6: round {r} takes {units[r]:g} occupancy units, at most {limits.occupancy:g}")
-        for pair in limits.conflicts:
-            if set(pair) <= kinds[r]:
-                wrong.append(f"C7: round {r} holds the conflicting tiles {pair[0]} and {pair[1]}")
     return wrong
 
 
 def _largest(profile, name, limits):
     usable = [
         shape.resources[name]
-        for costs in profile.options.values()
-        for shape in costs.shapes
+        for shape in profile.shapes
         if all(shape.resources[other] <= most for other, most in limits.per_block.items())
     ]
     return max(usable, default=0.0)
@@ -180,7 +166,7 @@ def _placement(items, profiles, limits):
     for i, (tile, _, _, _, k, _, r, lane, start) in enumerate(items):
         if not 0 <= lane < limits.lanes:
             wrong.append(f"item {i} runs in lane {lane} of {limits.lanes}")
-        end = start + _shape(profiles[tile], k).latency_us
+        end = start + profiles[tile].shapes[k].latency_us
         timeline[lane].append((start, end, i))
         first, last = spans.get(r, (np.inf, 0.0))
         spans[r] = min(first, start), max(last, end)
@@ -199,24 +185,22 @@ def _placement(items, profiles, limits):
 def _prediction(schedule, items, profiles, limits):
     """C4: each round lasts as long as its longest item and as its load over the lanes, filled and emptied once.
 
-    The sum of the rounds, their launches and the forks of further tiles is what the record says.
+    The sum of the rounds and their launches is what the record says.
     """
     longest: defaultdict[int, float] = defaultdict(float)
     load: defaultdict[int, float] = defaultdict(float)
-    launches, options = set(), set()
+    launches = set()
     for tile, _, _, _, k, _, r, _, _ in items:
-        shape = _shape(profiles[tile], k)
+        shape = profiles[tile].shapes[k]
         longest[r] = max(longest[r], shape.alone_us)
         load[r] += shape.latency_us
-        launches.add((r, tile, shape.rows, shape.runs, shape.masked, shape.split))
-        options.add((r, tile, k[0]))
+        launches.add((r, tile, k))
     uneven: defaultdict[int, float] = defaultdict(float)
-    for r, tile, length in options:
-        uneven[r] = max(uneven[r], profiles[tile].options[length].tile_us)
+    for r, tile, _ in launches:
+        uneven[r] = max(uneven[r], profiles[tile].tile_us)
     rounds = {r: max(longest[r], load[r] / limits.lanes + uneven[r]) for r in load}
     total = sum(rounds.values()) + limits.round_us * len(rounds)
-    total += sum(profiles[tile].launch_us for _, tile, *_ in launches)
-    total += limits.fork_us * (len({(r, tile) for r, tile, *_ in launches}) - len(rounds))
+    total += sum(profiles[tile].launch_us for _, tile, _ in launches)
     wrong = []
     if not np.isclose(total, schedule.predicted_us, rtol=TOLERANCE, atol=0):
         wrong.append(f"C4: the work list takes {total:g} us, the record predicts {schedule.predicted_us:g} us")

@@ -25,23 +25,19 @@ class Schedule:
     Work, one entry per work item in execution order (I items):
         tile: int16 [I], index into `tiles`. block: int32 [I]. run_lo, run_hi: int64 [I], runs of the tile's
             blocks file.
-        length: int16 [I], index into `lengths`, at which long blocks of the item's region are split.
-        shape: int32 [I], that of the tile's `attention.blocks.work.items` at that length. split: bool [I].
+        shape: int32 [I], that of the tile's `attention.blocks.work.items`. split: bool [I].
         round: int16 [I], ascending.
         lane: int16 [I] and start_us: float64 [I], the predicted placement (list scheduling, longest first).
     tiles: tile names; blocks_ids, blocks_paths, profile_paths: one per tile. A schedule need not use all of
         them.
-    split_keys, further: the lengths that regions chose from, the first one and the others.
+    split_keys: the length at which long blocks are split.
     solver: greedy, descent, highs or gurobi. status: optimal (proven within the gap asked for), feasible (not
         proven) or heuristic.
-    form: how regions were modelled: ``regions``, ``classes`` (regions with equal costs together) or ``merged``
-        (similar ones together, which makes the bound weaker, never wrong). merge_error: share of the objective that
-        the merged model did not count.
     objective: ``sum`` or ``paper`` (the maximum over rounds).
     predicted_us: makespan recomputed from the work list. objective_us: the objective of this work list.
         bound_us: lower bound that the solver proved; for a heuristic the greatest of `lower_bounds`. gap: objective
         less bound, relative to the objective.
-    lower_bounds: named bounds on any schedule of these tiles and lengths, in microseconds (work, longest, ...).
+    lower_bounds: named bounds on any schedule of these tiles, in microseconds (work, longest, ...).
     model_size: ``{"variables", "integers", "constraints", "nonzeros"}``, zeros for heuristics. solve_s: seconds of
         the search and of the heuristic that it starts from.
     note: a remark on how the schedule was found, or empty.
@@ -56,7 +52,6 @@ class Schedule:
     lanes: Size
     solver: str
     status: str
-    form: str
     objective: str
     predicted_us: Amount
     objective_us: Amount
@@ -75,9 +70,6 @@ class Schedule:
     round: np.ndarray
     lane: np.ndarray
     start_us: np.ndarray
-    length: np.ndarray
-    merge_error: Finite = 0.0
-    further: tuple[Size | None, ...] = ()
     note: str = ""
 
     @property
@@ -86,33 +78,27 @@ class Schedule:
         return len(self.tile)
 
     @property
-    def lengths(self) -> tuple[int | None, ...]:
-        """Split lengths that regions chose from."""
-        return (self.split_keys, *self.further)
-
-    @property
     def launches(self) -> int:
-        """Batched launches: distinct (round, tile, length, shape). Equal shapes of several lengths run as one."""
-        return len(np.unique(np.stack([self.round, self.tile, self.length, self.shape]), axis=1).T)
+        """Batched launches: distinct (round, tile, shape)."""
+        return len(np.unique(np.stack([self.round, self.tile, self.shape]), axis=1).T)
 
     @property
     def left(self) -> float:
-        """At most this share of the objective is left to gain by any choice of these tiles, lengths and rounds, as the
-        profiles predict them."""
+        """At most this share of the objective is left to gain by any choice of these tiles and rounds, as the profiles
+        predict them."""
         return max(0.0, self.gap)
 
     def latencies_us(self, profiles: Sequence[Profile]) -> np.ndarray:
         """float64 [I]: predicted latency of each item, from the `profiles` of the tiles, in the order of `tiles`."""
         latency = np.zeros(self.n_items)
-        for t, n in np.unique(np.stack([self.tile, self.length]), axis=1).T.tolist():
-            here = (self.tile == t) & (self.length == n)
-            shapes = profiles[t].options[self.lengths[n]].shapes
-            latency[here] = np.array([shape.latency_us for shape in shapes])[self.shape[here]]
+        for t in np.unique(self.tile).tolist():
+            here = self.tile == t
+            latency[here] = np.array([shape.latency_us for shape in profiles[t].shapes])[self.shape[here]]
         return latency
 
     def summary(self) -> dict[str, Any]:
         """One table row: who solved what, how well, how large and how long."""
-        names = ("solver", "status", "form", "objective", "objective_us", "bound_us", "gap", "predicted_us")
+        names = ("solver", "status", "objective", "objective_us", "bound_us", "gap", "predicted_us")
         return {
             **{name: getattr(self, name) for name in names},
             **self.model_size,
@@ -120,10 +106,8 @@ class Schedule:
             "items": self.n_items,
             "launches": self.launches,
             "tiles": " ".join(self.tiles[t] for t in np.unique(self.tile)),
-            "lengths": " ".join(str(self.lengths[n]) for n in np.unique(self.length)),
             "left": self.left,
             "rounds": len(np.unique(self.round)),
-            "merge_error": self.merge_error,
             "note": self.note,
         }
 
@@ -161,7 +145,6 @@ COLUMNS: dict[str, Any] = {
     "round": np.int16,
     "lane": np.int16,
     "start_us": np.float64,
-    "length": np.int16,
 }
 _PER_TILE = ("blocks_ids", "blocks_paths", "profile_paths")
 
@@ -220,8 +203,6 @@ def read(path: str | Path) -> Schedule | Skipped:
     each = {len(set(found.tiles)), len(found.tiles), *(len(getattr(found, name)) for name in _PER_TILE)}
     contents.expect(path, len(each) == 1, f"different tiles, and as many of {', '.join(_PER_TILE)}", found.tiles)
     contents.within(path, "tile", found.tile, 0, len(found.tiles) - 1)
-    contents.expect(path, len(set(found.lengths)) == len(found.lengths), "different split lengths", found.lengths)
-    contents.within(path, "length", found.length, 0, len(found.lengths) - 1)
     contents.within(path, "lane", found.lane, 0, found.lanes - 1)
     contents.within(path, "start_us", found.start_us, 0, np.inf)
     contents.within(path, "round", found.round, 0, np.iinfo(np.int16).max)
@@ -262,26 +243,21 @@ def verify_inputs(
 def verify_work(schedule: Schedule, blocks: Mapping[str, Blocks], profiles: Mapping[str, Profile]) -> None:
     """Raise `ArtifactError` unless the work list holds the `work.items` of `blocks`.
 
-    Their shapes must be those of `profiles`. Each region that has keys must stand on one tile, at one split length and
-    in one round.
+    Their shapes must be those of `profiles`. Each region that has keys must stand on one tile and in one round.
     """
     first = next(iter(blocks.values()))
     placed = np.full(first.n_regions, -1)
-    chosen = np.unique(np.stack([schedule.tile, schedule.length]), axis=1).T.tolist()
     for t, name in enumerate(schedule.tiles):
-        _expect(np.array_equal(blocks[name].region_ptr, first.region_ptr), name, "the regions of the other tiles")
-        for length in {schedule.split_keys, *(schedule.lengths[n] for s, n in chosen if s == t)}:
-            _expect(length in profiles[name].options, name, f"a profile at the split length {length}")
-            measured = profiles[name].options[length].shapes
-            shapes = [(shape.rows, shape.runs, shape.masked, shape.split) for shape in measured]
-            _expect(shapes == work.items(blocks[name], length).forms, name, "a profile of the shapes of its blocks")
-    for t, n in chosen:
-        name = schedule.tiles[t]
-        cover, mine = blocks[name], np.flatnonzero((schedule.tile == t) & (schedule.length == n))
-        items = work.items(cover, schedule.lengths[n])
+        cover, profile = blocks[name], profiles[name]
+        _expect(np.array_equal(cover.region_ptr, first.region_ptr), name, "the regions of the other tiles")
+        _expect(profile.split_keys == schedule.split_keys, name, f"a profile at the split length {schedule.split_keys}")
+        items = work.items(cover, schedule.split_keys)
+        shapes = [(shape.rows, shape.runs, shape.masked, shape.split) for shape in profile.shapes]
+        _expect(shapes == items.forms, name, "a profile of the shapes of its blocks")
+        mine = np.flatnonzero(schedule.tile == t)
         contents.within(f"tile {name}", "block", schedule.block[mine], 0, cover.n_blocks - 1)
         region, rounds = cover.region[schedule.block[mine]], schedule.round[mine]
-        _expect((placed[region] < 0).all(), name, "each region on one tile, at one length")
+        _expect((placed[region] < 0).all(), name, "each region on one tile")
         placed[region] = rounds
         _expect((placed[region] == rounds).all(), name, "each region in one round")
         mine = mine[np.lexsort((schedule.run_lo[mine], schedule.block[mine]))]

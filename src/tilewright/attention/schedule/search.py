@@ -1,29 +1,28 @@
-"""The search for a schedule: build the problem, choose options and rounds, write the work list (stage T4)."""
+"""The search for a schedule: build the problem, choose tiles and rounds, write the work list (stage T4)."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewright import milp
 from tilewright.attention.blocks import Blocks, work
 from tilewright.attention.profile import Profile
 from tilewright.attention.schedule import _program, descent, greedy
 from tilewright.attention.schedule._bounds import lower_bounds
-from tilewright.attention.schedule.problem import OBJECTIVES, Problem, build
+from tilewright.attention.schedule.problem import OBJECTIVES, Choice, Ints, Problem, build
 from tilewright.attention.schedule.record import COLUMNS, Schedule
 from tilewright.core import registry
 from tilewright.core.errors import InfeasibleError, SolverError
 from tilewright.devices import Limits
 
-# Option and round of each region, ``(int [B], int [B])``.
-Choice = tuple[np.ndarray, np.ndarray]
 # They need no integer program: ``call(problem, objective) -> Choice``.
-HEURISTICS: dict[str, Callable] = {
-    "greedy": greedy.best,
+HEURISTICS: dict[str, Callable[[Problem, str], Choice]] = {
+    "greedy": lambda problem, _: greedy.assign(problem),
     "descent": descent.assign,
 }
 # The integer programs under the published objective, the longest round, by the solver of each.
@@ -37,8 +36,8 @@ TOLERANCE = 1e-6
 
 
 def solve(
-    blocks: dict[str, Blocks],
-    profiles: dict[str, Profile],
+    blocks: Mapping[str, Blocks],
+    profiles: Mapping[str, Profile],
     limits: Limits,
     solver: str = "highs",
     objective: str = "sum",
@@ -47,30 +46,26 @@ def solve(
     gap: float = GAP,
     seed: int = 0,
     threads: int = 1,
-    budget: tuple[int, int] | Literal["licence"] | None = "licence",
-    paths: dict[str, tuple[Any, Any]] | None = None,
+    paths: Mapping[str, tuple[Any, Any]] | None = None,
     doubted: bool = False,
     log: Callable[[str], None] | None = None,
 ) -> Schedule:
-    """Choose tile, split length and round of each region and return the `Schedule`.
+    """Choose tile and round of each region and return the `Schedule`.
 
-    blocks, profiles: by tile, of one graph and its regions. A profile with several split lengths lets each region
-        choose among them. No answer is worse than the solver's own with the first length of each tile alone.
+    blocks, profiles: by tile, of one graph and its regions.
     solver: of `NAMES`. An integer program starts from the answer of ``descent``; ``descent`` starts from greedy's
         answers. None is worse than its starts under the `objective`. Where an integer program does not beat descent,
         the schedule of descent is kept and its `note` says so.
     objective: ``sum`` (makespan) or ``paper`` (longest round), which is that of the solvers `PUBLISHED`.
     time_limit_s, gap, seed, threads: of the solver; gap is the relative gap at which the search stops.
-    budget: most ``(variables, constraints)`` of the model, None for no limit; ``licence`` is what the solver's licence
-        allows here. Regions are merged until the model is as small.
     paths: ``{tile: (blocks path, profile path)}`` to record.
-    doubted: several options are taken only where they are predicted to be faster than the best alone by more than the
+    doubted: several tiles are taken only where they are predicted to be faster than the best alone by more than the
         `spread` of the profiles, by any solver but ``greedy`` and under the objective ``sum``; the `note` says so.
     log: called with each line of the solver's progress.
 
     Raises `UnknownNameError`; `ArtifactError` for inputs that do not belong together; `InfeasibleError` where no
-    schedule exists; `SolverUnavailableError` for a solver without a licence or a package; `SolverError` where the
-    solver ends without an answer.
+    schedule exists; `SolverUnavailableError` for a solver without a package, or without a licence for as large a model;
+    `SolverError` where the solver ends without an answer.
     """
     registry.check("solver", solver, NAMES)
     registry.check("objective", objective, OBJECTIVES)
@@ -80,7 +75,7 @@ def solve(
         choice, facts = _heuristic(problem, solver, objective)
     else:
         options = {"time_limit_s": time_limit_s, "gap": gap, "seed": seed, "threads": threads, "log": log}
-        choice, facts = _integer_program(problem, PUBLISHED.get(solver, solver), objective, budget, options)
+        choice, facts = _integer_program(problem, PUBLISHED.get(solver, solver), objective, options)
     if doubted and solver != "greedy" and objective == "sum":
         choice, note = _doubted(problem, profiles, choice)
         facts |= note
@@ -102,7 +97,6 @@ def solve(
         blocks_paths=tuple(str(paths.get(name, ("", ""))[0]) for name in blocks),
         profile_paths=tuple(str(paths.get(name, ("", ""))[1]) for name in blocks),
         split_keys=profile.split_keys,
-        further=tuple(dict.fromkeys(length for length in problem.split_keys if length != profile.split_keys)),
         lanes=limits.lanes,
         solver=solver,
         objective=objective,
@@ -113,7 +107,7 @@ def solve(
         lower_bounds=bounds,
         device_id=profile.device_id,
         **facts,
-        **_work_list(problem, blocks, *choice),
+        **_work_list(problem, [(blocks[name], profiles[name].split_keys) for name in blocks], *choice),
     )
 
 
@@ -132,68 +126,38 @@ def _heuristic(problem: Problem, name: str, objective: str) -> tuple[Choice, dic
     choice = HEURISTICS[name](problem, objective)
     size = dict.fromkeys(("variables", "integers", "constraints", "nonzeros"), 0)
     seconds = perf_counter() - begin
-    return choice, {"status": "heuristic", "form": "regions", "model_size": size, "solve_s": seconds}
+    return choice, {"status": "heuristic", "model_size": size, "solve_s": seconds}
 
 
 def _integer_program(
-    problem: Problem,
-    solver: str,
-    objective: str,
-    budget: tuple[int, int] | Literal["licence"] | None,
-    options: dict[str, Any],
+    problem: Problem, solver: str, objective: str, options: dict[str, Any]
 ) -> tuple[Choice, dict[str, Any]]:
     member = registry.member("tilewright.milp", "solver", solver, milp.NAMES)
-    most = member.size_budget() if budget == "licence" else budget
-    classes, program, columns = _program.fit(problem, objective, most)
-    begin = perf_counter()
-    start = _start(problem, solver, objective, budget, options)
+    program, columns = _program.build(problem, objective)
+    begin, start = perf_counter(), None
+    with suppress(InfeasibleError):
+        start = descent.assign(problem, objective)
     start_s = perf_counter() - begin
     options = options | {"time_limit_s": max(0.0, options["time_limit_s"] - start_s)}
-    point = None if start is None else _program.encode(problem, classes, columns, *start)
+    point = None if start is None else _program.encode(problem, columns, *start)
     answer = member.solve(program, start=point, **options)
     if answer.status == "infeasible":
         raise InfeasibleError(_infeasible(problem))
-    facts = {
-        "form": classes.form,
-        "model_size": program.size,
-        "solve_s": start_s + answer.seconds,
-        "bound_us": answer.bound,
-    }
-    choice = None if answer.x is None else _program.decode(problem, classes, columns, answer.x, objective)
-    if choice is not None and not problem.feasible(*choice):
-        # Only a merged class can hide occupancy that its members have.
-        choice = None
-    if choice is not None and classes.form == "merged":
-        facts["merge_error"] = milp.relative_gap(problem.value(*choice, objective), answer.objective)
+    facts = {"model_size": program.size, "solve_s": start_s + answer.seconds, "bound_us": answer.bound}
+    choice = None if answer.x is None else _program.decode(problem, columns, answer.x)
     if start and (choice is None or problem.value(*choice, objective) > problem.value(*start, objective)):
         # Equal but for rounding, the start is proven as good as the answer.
         return start, {**facts, "note": f"descent's schedule, which {solver} did not beat"}
     if choice is None:
         raise SolverError(
             f"{solver} ended without a schedule after {answer.seconds:.1f} s (limit {options['time_limit_s']:g} s), "
-            "and descent finds none either; raise the time limit, or the size budget with --solver highs"
+            "and descent finds none either; raise the time limit"
         )
     return choice, facts
 
 
-def _start(
-    problem: Problem, solver: str, objective: str, budget: tuple[int, int] | Literal["licence"] | None, options: dict
-) -> Choice | None:
-    """The answer of descent; where tiles have several options, that of the program with their first ones if it is
-    better. None where neither finds one."""
-    found: list[Choice] = []
-    with suppress(InfeasibleError):
-        found.append(descent.assign(problem, objective))
-    if problem.has_splits:
-        with suppress(SolverError):
-            only, first = problem.first_options()
-            (option, rounds), _ = _integer_program(only, solver, objective, budget, options)
-            found.append((first[option], rounds))
-    return min(found, key=lambda choice: problem.value(choice[0], choice[1], objective)) if found else None
-
-
-def _doubted(problem: Problem, profiles: dict[str, Profile], choice: Choice) -> tuple[Choice, dict[str, Any]]:
-    """``(choice, facts)``: the best option alone in place of a `choice` that is not surely faster."""
+def _doubted(problem: Problem, profiles: Mapping[str, Profile], choice: Choice) -> tuple[Choice, dict[str, Any]]:
+    """``(choice, facts)``: the best tile alone in place of a `choice` that is not surely faster."""
     fixed = descent.alone(problem)
     if len(np.unique(choice[0])) < 2 or not fixed:
         return choice, {}
@@ -202,20 +166,20 @@ def _doubted(problem: Problem, profiles: dict[str, Profile], choice: Choice) -> 
     doubt = max(spread(problem, profiles, *one) for one in (choice, alone))
     if taken < least * (1 - doubt):
         return choice, {}
-    name = problem.tiles[problem.tile_of[alone[0][0]]]
+    name = problem.tiles[alone[0][0]]
     return alone, {"note": f"{name} alone: several are predicted {1 - taken / least:.1%} faster, known to {doubt:.1%}"}
 
 
-def spread(problem: Problem, profiles: dict[str, Profile], option: np.ndarray, rounds: np.ndarray) -> float:
+def spread(problem: Problem, profiles: Mapping[str, Profile], tile: Ints, rounds: Ints) -> float:
     """The distance of the quintiles of the latencies of an assignment, over its load.
 
     Where latencies are predicted, their quintiles are as far off as the median error of the calibration, to both sides.
     """
     # ASSUME: schedules are told apart by no less. On two quiet CPU cores the quintiles of timed calls lay about 15 %
     # apart, and of a predicted gain of 14 % nothing was measured.
-    costs = (costs for name in problem.tiles for costs in profiles[name].options.values())
-    apart_us = np.array([shape.p80_us - shape.p20_us for each in costs for shape in each.shapes])
-    counts = problem.table(option, rounds).sum(axis=0)
+    shapes = [shape for name in problem.tiles for shape in profiles[name].shapes]
+    apart_us = np.array([shape.p80_us - shape.p20_us for shape in shapes])
+    counts = problem.table(tile, rounds).sum(axis=0)
     return float(counts @ apart_us / (counts @ problem.latency_us))
 
 
@@ -229,61 +193,45 @@ def _infeasible(problem):
     return (
         f"no schedule of {problem.n_regions} regions keeps all limits: rounds {limits.rounds}; tile kinds a round "
         f"{limits.max_tile_kinds}; occupancy {limits.occupancy:g} units a round (the regions need at least "
-        f"{least:g} in all); envelopes {envelope}; conflicts {list(limits.conflicts)}"
+        f"{least:g} in all); envelopes {envelope}"
     )
 
 
-def _work_list(problem, blocks, option, rounds):
+def _work_list(problem, blocks, tile, rounds):
     """The columns of `Schedule`: rounds ascending, then launch, then the most work first."""
-    covers, parts = list(blocks.values()), []
-    lengths = list(dict.fromkeys((problem.split_keys[0], *problem.split_keys)))
-    for o, (s, split_keys) in enumerate(zip(problem.tile_of.tolist(), problem.split_keys, strict=True)):
-        cover = covers[s]
+    parts = []
+    for s, (cover, split_keys) in enumerate(blocks):
         items = work.items(cover, split_keys)
         round_of = np.full(cover.n_regions, -1)
-        round_of[problem.region[option == o]] = rounds[option == o]
+        round_of[problem.region[tile == s]] = rounds[tile == s]
         item_round = round_of[cover.region[items.block]]
         keep = np.flatnonzero(item_round >= 0)
-        length = items.run_hi[keep] - items.run_lo[keep]
-        part = {
-            "tile": np.full(len(keep), s),
-            "length": np.full(len(keep), lengths.index(split_keys)),
-            "block": items.block[keep],
-            "run_lo": items.run_lo[keep],
-            "run_hi": items.run_hi[keep],
-            "shape": items.shape[keep],
-            "split": items.split[keep],
-            "round": item_round[keep],
-            "size": length * cover.rows[items.block[keep]],
-            "column": np.searchsorted(problem.option_of, o) + items.shape[keep],
-        }
-        parts.append(part)
-    merged = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    order = np.lexsort([-merged.pop("size"), problem.launch_of[merged["column"]], merged["round"]])
-    columns = {name: column[order] for name, column in merged.items()}
+        part = {name: getattr(items, name)[keep] for name in ("block", "run_lo", "run_hi", "shape", "split")}
+        size = (part["run_hi"] - part["run_lo"]) * cover.rows[part["block"]]
+        column = np.searchsorted(problem.tile_of, s) + part["shape"]
+        parts.append({"tile": np.full(len(keep), s), **part, "round": item_round[keep], "size": size, "column": column})
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    order = np.lexsort([-joined.pop("size"), joined["column"], joined["round"]])
+    columns = {name: column[order] for name, column in joined.items()}
     columns["lane"], columns["start_us"] = _place(problem, columns["round"], columns.pop("column"))
     return {name: columns[name].astype(dtype) for name, dtype in COLUMNS.items()}
 
 
-def _place(problem, rounds, shape):
+def _place(problem: Problem, rounds: Ints, shape: Ints) -> tuple[Ints, NDArray[np.float64]]:
     """Lane and start of each item by list scheduling: the next item goes to the lane that is free first.
 
-    A round starts when the one before is over. A launch holds every lane for its cost, as the makespan counts it, and
-    so does the fork of a further tile.
+    A round starts when the one before is over. A launch holds every lane for its cost, as the makespan counts it.
     """
     lane, start = np.empty(len(shape), np.int64), np.empty(len(shape))
     held, clock, launch = 0.0, 0.0, None
     free: list[tuple[float, int]] = []
-    launches, tiles = problem.launch_of[shape].tolist(), problem.launch_tile.tolist()
-    for i, (k, *key) in enumerate(zip(shape.tolist(), rounds.tolist(), launches, strict=True)):
-        if launch is None or key[0] != launch[0]:
+    for i, (k, r) in enumerate(zip(shape.tolist(), rounds.tolist(), strict=True)):
+        if launch is None or r != launch[0]:
             clock = max((end for end, _ in free), default=0.0) + held + problem.limits.round_us
             free, held = [(clock, s) for s in range(problem.limits.lanes)], 0.0
-        if key != launch:
+        if (r, k) != launch:
             held += problem.launch_us[k]
-            if launch is not None and key[0] == launch[0] and tiles[key[1]] != tiles[launch[1]]:
-                held += problem.limits.fork_us
-        launch = key
+        launch = r, k
         begin, lane[i] = free[0]
         # Lanes keep their order while all of them wait for a launch: the wait is added when an item is
         # placed.

@@ -28,8 +28,8 @@ def describe() -> dict[str, Any]:
     """Facts of the current GPU.
 
     multiprocessors: work items run side by side on them; also stated as threads. registers, shared_bytes_each: of one
-        multiprocessor. shared_bytes: most that one program may ask for. clock_mhz: the highest. launch_us, fork_us:
-        cost of one more launch in a CUDA graph, after another and beside it.
+        multiprocessor. shared_bytes: most that one program may ask for. clock_mhz: the highest. launch_us: cost
+        of one more launch in a CUDA graph.
     Raises `DeviceError` without a GPU, and where the driver does not state its version and clock.
     """
     import torch
@@ -39,7 +39,6 @@ def describe() -> dict[str, Any]:
     # Any: torch's stub leaves fields out.
     facts: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     driver, clock = query_gpu("driver_version", "clocks.max.sm")
-    launch_us, fork_us = _launch_costs(torch)
     return {
         "kind": "cuda",
         "name": facts.name,
@@ -53,8 +52,7 @@ def describe() -> dict[str, Any]:
         "memory_bytes": facts.total_memory,
         "clock_mhz": float(clock.split()[0]),
         "driver": driver,
-        "launch_us": launch_us,
-        "fork_us": fork_us,
+        "launch_us": _launch_us(torch),
         "versions": versions("torch", "triton", "numpy"),
     }
 
@@ -95,9 +93,8 @@ def claim(name: str) -> None:
 def limits(device: dict[str, Any]) -> dict:
     """Limits of the multiprocessors: shared memory, and memory for the results of split items.
 
-    A launch runs one tile. The launches of a round run side by side and share the multiprocessors; by default a round
-    has one. A lane is a multiprocessor: it works on several items at a time, which their latencies, measured with all
-    of them busy, account for.
+    A launch runs one tile, and a round has one. A lane is a multiprocessor: it works on several items at a time, which
+    their latencies, measured with all of them busy, account for.
     """
     return {
         "lanes": device["multiprocessors"],
@@ -107,7 +104,6 @@ def limits(device: dict[str, Any]) -> dict:
         "max_tile_kinds": 1,
         "rounds": 2,
         "round_us": device["launch_us"],
-        "fork_us": device["fork_us"],
     }
 
 
@@ -124,35 +120,16 @@ def query_gpu(*facts: Any) -> list[str]:
         raise DeviceError(f"expected {TOOL} to state {', '.join(facts)} of GPU {own}, found {error!r}") from error
 
 
-def _launch_costs(torch):
-    """``(launch_us, fork_us)`` in CUDA graphs of small launches, rounded to a tenth of a microsecond: one more launch
-    after another, and one beside another, on a stream that is forked and joined for it."""
-    own, other = torch.cuda.Stream(), torch.cuda.Stream()
-    x, y = torch.zeros(2, 1, dtype=torch.float32, device="cuda")
-
-    def after():
-        x.add_(1)
-
-    def beside():
-        other.wait_stream(own)
-        x.add_(1)
-        with torch.cuda.stream(other):
-            y.add_(1)
-        own.wait_stream(other)
-
-    one_us, both_us = (_graph_us(torch, own, each) for each in (after, beside))
-    return round(one_us, 1), round(max(both_us - one_us, 0.0), 1)
-
-
-def _graph_us(torch, stream, call):
-    """Microseconds of a call in a graph of `_LAUNCHES`, captured on `stream`."""
-    graph = torch.cuda.CUDAGraph()
+def _launch_us(torch):
+    """Cost of one more small launch in a CUDA graph of `_LAUNCHES`, rounded to a tenth of a microsecond."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    x = torch.zeros(1, dtype=torch.float32, device="cuda")
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        call()
+        x.add_(1)
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(_LAUNCHES):
-                call()
+                x.add_(1)
     torch.cuda.current_stream().wait_stream(stream)
     taken = []
     for _ in range(8):
@@ -162,4 +139,4 @@ def _graph_us(torch, stream, call):
         end.record()
         end.synchronize()
         taken.append(begin.elapsed_time(end) * 1e3 / _LAUNCHES)
-    return sorted(taken)[len(taken) // 2]
+    return round(sorted(taken)[len(taken) // 2], 1)

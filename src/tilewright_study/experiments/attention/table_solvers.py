@@ -8,7 +8,6 @@ SHOWN = {
     "tiles": ("tiles", ""),
     "solver": ("solver", ""),
     "status": ("status", ""),
-    "form": ("form", ""),
     "variables": ("variables", ",.0f"),
     "constraints": ("constraints", ",.0f"),
     "objective_us": ("objective (µs)", ",.1f"),
@@ -45,7 +44,7 @@ def table(inputs):
     for path, plan in _read.by_kind(inputs, schedule=schedule.read)["schedule"].items():
         model, order = path.parts[-3:-1]
         row = {"model": model, "reorder": order, "tiles": path.stem.rpartition(".")[0]}
-        row |= {name: getattr(plan, name, "") for name in ("solver", "status", "form", "objective", "reason")}
+        row |= {name: getattr(plan, name, "") for name in ("solver", "status", "objective", "reason")}
         rows.append(row | dict.fromkeys(_NUMBERS, np.nan) | ({} if plan.status == "skipped" else _numbers(plan)))
     frame = pd.DataFrame(rows)
     key = ["model", "reorder", "tiles"]

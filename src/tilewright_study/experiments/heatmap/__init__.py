@@ -59,7 +59,7 @@ class Settings(sections.Section, frozen=True):
     order: str
     solver: str
     tiles: tuple[str, ...]
-    split_keys: int | tuple[int | None, ...] | None
+    split_keys: int | None
     max_seconds: float
 
 

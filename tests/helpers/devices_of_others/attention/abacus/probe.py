@@ -5,7 +5,7 @@ from tilewright.attention.profile import item_shape
 from tilewright.core.timing import Timing
 
 
-def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None):
+def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
     """``(launch_us, tile_us, [ItemShape, ...])`` of the work items of `blocks`."""
     items = work.items(blocks, split_keys)
     shapes = []
