@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from tilewright.core.errors import PatternError
 
@@ -38,7 +39,7 @@ class Bias:
     index: Callable[[Any, Any], Any]
 
 
-def as_bias(bias, heads: int, shape: tuple[int, ...]):
+def as_bias(bias: Bias | ArrayLike | None, heads: int, shape: tuple[int, ...]) -> Bias | None:
     """A `Bias` from a `Bias`, a dense tensor [H, N_q, N_k] or None. Raises `PatternError` for another shape."""
     if bias is None:
         return None
@@ -58,7 +59,7 @@ class ItemMasks:
     ids: int64 array [n], the mask of each item. size: distinct masks. has_keys: bool [n, M], rows with an allowed key.
     """
 
-    def __init__(self, bits: np.ndarray, run_ids: np.ndarray, rows: np.ndarray, keys: np.ndarray, bias):
+    def __init__(self, bits: np.ndarray, run_ids: np.ndarray, rows: np.ndarray, keys: np.ndarray, bias: Bias | None):
         """Build the packed form.
 
         bits: uint8 [m, M, W/8], bit masks of runs. run_ids: int [n, runs], the mask of each run; -1 for a full run and
@@ -89,7 +90,7 @@ class ItemMasks:
         peaks[peaks.abs() <= _NEAR] = 0
         self._peaks = peaks if peaks.any() else None
 
-    def with_table(self, table):
+    def with_table(self, table: torch.Tensor) -> "ItemMasks":
         """The same masks with the values of another bias `table`, float32 [H, T]; indices are shared."""
         made = copy.copy(self)
         made._fill(table)
@@ -108,7 +109,7 @@ class ItemMasks:
         return 1 if self._table is None else len(self._table)
 
     @property
-    def entries(self):
+    def entries(self) -> int:
         """Values of a head in the bias table; 0 without a bias."""
         return 0 if self._table is None else self._table.shape[1] - 1
 
@@ -128,7 +129,7 @@ class ItemMasks:
         """Hold all masks as floats from now on."""
         self._floats = _lowered(self._expand(self._packed), self._peaks)
 
-    def take(self, ids) -> tuple[torch.Tensor, Any]:
+    def take(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """``(masks, peaks)`` of the masks `ids` (int64 tensor): additive masks, float32 [len(ids), heads, M, K], and
         what was taken off each row, [len(ids), heads, M], or None for nothing.
 
@@ -140,7 +141,7 @@ class ItemMasks:
             return _lowered(self._expand(self._packed.index_select(0, ids)), peaks), peaks
         return _selected(self._floats, ids), peaks
 
-    def places(self, ids):
+    def places(self, ids: torch.Tensor) -> torch.Tensor:
         """Of masks with a bias: where the values of the masks `ids` stand in its table, int32 [len(ids), M, K], T for
         pairs that are not allowed."""
         return _selected(self._packed, ids)

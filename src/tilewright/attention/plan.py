@@ -316,7 +316,7 @@ class Plan:
         settings: dict[str, Any] = {"bias": bias, "scale": self.scale, "reorder": self.reorder, "units": self.units}
         return partial(Plan, self.graph, self.blocks, self.profiles, self.schedule, **settings)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[[], "Plan"], tuple[()]]:
         # Made anew: executors and names are of one process.
         return self._maker(self.bias), ()
 

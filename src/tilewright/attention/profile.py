@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -78,7 +78,7 @@ class Profile:
     device_id: str
 
 
-def item_shape(items: "WorkItems", shape: int, timing: "Timing", **measured) -> ItemShape:
+def item_shape(items: "WorkItems", shape: int, timing: "Timing", **measured: Any) -> ItemShape:
     """The `ItemShape` of shape `shape` of `items` (`work.WorkItems`) with what was `measured` of it."""
     return ItemShape(
         rows=int(items.shape_rows[shape]),

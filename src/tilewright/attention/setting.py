@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from tilewright.attention.masks import Bias, as_bias
 from tilewright.attention.units import Units
@@ -37,7 +38,7 @@ def setting(
     *,
     row_order: np.ndarray | None = None,
     col_order: np.ndarray | None = None,
-    bias=None,
+    bias: Bias | ArrayLike | None = None,
     scale: float | None = None,
     ordered: bool = False,
 ) -> Setting:
@@ -53,7 +54,7 @@ def setting(
     return Setting(heads, head_dim, dtype, (rows, keys), taken, as_bias(bias, heads, shape), scale)
 
 
-def of_units(common, units, shape: tuple[int, ...]):
+def of_units(common: Setting, units: Units, shape: tuple[int, int]) -> Setting:
     """The `Setting` where all units' tokens follow one another: U patterns of `shape` (rows, keys) side by side.
 
     common: of one unit. Where units are heads, those of a token are not side by side: there is one head.

@@ -60,7 +60,8 @@ class Launch:
         n, n_rows = (e - b) * chunk.items, len(chunk.rows)
         queries = self._split_heads(take(tokens[0], chunk.rows, b, e), n)
         keys, values = (self._gather(x, chunk, b, e) for x in tokens[1:])
-        taken = (None, None) if self.masks is None else self.masks.take(chunk.mask_ids)
+        ids = chunk.mask_ids
+        taken = (None, None) if self.masks is None or ids is None else self.masks.take(ids)
         mask, peaks = (_repeat(x, e - b) for x in taken)
         result, logs = _attend(queries, keys, values, mask, self.scale, self.split)
         out[b:e, begin:end] = result.transpose(1, 2).reshape(e - b, n_rows, -1)

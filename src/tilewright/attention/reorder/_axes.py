@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 WIDE = 2.0
 
 
-def key_order(graph: "Graph", row_order: np.ndarray, symmetric) -> tuple[np.ndarray, bool]:
+def key_order(graph: "Graph", row_order: np.ndarray, symmetric: bool | None) -> tuple[np.ndarray, bool]:
     """``(col_order int32 [N_k], symmetric)`` for `row_order` under the setting `symmetric` (see
     `tilewright.attention.reorder`).
 

@@ -15,12 +15,13 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewright.attention.reorder._axes import WIDE
-from tilewright.attention.reorder._quotient import join, quotient, rename, split, transpose
+from tilewright.attention.reorder._quotient import Quotient, join, quotient, rename, split, transpose
 from tilewright.core.compiled import njit
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Grid:
         return {"sides": list(self.sides), "wrapped": list(self.wrapped), "parts": int(self.part.max()) + 1}
 
 
-def order(graph: "Graph"):
+def order(graph: "Graph") -> tuple[NDArray[np.int32], dict[str, Any]] | None:
     """``(row_order int32 [N_q], info)`` of `graph` in boxes of its grid; None where it has none.
 
     Wide rows and rows without keys come last (see `_quotient.parts`).
@@ -83,14 +84,14 @@ def _rows(graph):
 # ------------------------------------------------------------------------------------ finding
 
 
-def find(q):
+def find(q: Quotient) -> Grid | None:
     """The `Grid` of the rows of a `Quotient` that holds all units, or None."""
     if not len(q.rows):
         return None
     return _by_offsets(q) or _by_neighbours(q)
 
 
-def checked(q, coordinates, part):
+def checked(q: Quotient, coordinates: NDArray[np.int64], part: NDArray[np.int64]) -> Grid | None:
     """The `Grid` of these coordinates int64 [R, axes], or None where the rows that see some key fill no box of it.
 
     Axes come in a fixed order, the longest last.
@@ -458,7 +459,7 @@ def _corner(adjacent, one, other, besides):
 # ------------------------------------------------------------------------------------ boxes
 
 
-def arrange(grid, size):
+def arrange(grid: Grid, size: NDArray[np.float64]) -> tuple[NDArray[np.int64], list[int]]:
     """``(order int64 [R], sides of a box)``: the rows of a `Grid`, `size` queries each, box by box along lines."""
     axes = [_slabs(coordinate, size) for coordinate in grid.coordinates.T]
     lengths = [float(width.sum()) for width in axes]

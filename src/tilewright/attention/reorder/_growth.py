@@ -7,7 +7,9 @@ twice that of a square.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tilewright.attention.reorder._quotient import Quotient
 from tilewright.core.compiled import njit
 
 # ASSUME: weight of the common keys against the added ones. Of 0, .01, .1, .3, 1 this gave the least work, or within 2
@@ -15,7 +17,7 @@ from tilewright.core.compiled import njit
 COMPACTNESS = 0.3
 
 
-def grow(q, *, cap, tau, limit=None):
+def grow(q: Quotient, *, cap: float, tau: float, limit: int | None = None) -> NDArray[np.int64]:
     """Order of the rows of a `Quotient`, int64 [R] (the first `limit` only, when given), group after group.
 
     A group ends at `cap` queries, or when every candidate would leave more than a share `tau` of its rows x keys area

@@ -8,6 +8,7 @@ pair merges that increases the area (queries x union) least.
 import heapq
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewright.attention.reorder._growth import grow
 from tilewright.attention.reorder._quotient import Quotient, transpose
@@ -17,7 +18,7 @@ from tilewright.core.compiled import njit
 GROUP = 64
 
 
-def link(q, near, *, cap, chain):
+def link(q: Quotient, near: NDArray[np.int64], *, cap: int, chain: str) -> NDArray[np.int64]:
     """Order of the rows of a `Quotient`, int64 [R]: clusters of at most `cap` queries, put in an order by `chain`.
 
     near: the candidates of each row, from `similar`. ``tree``: merging goes on without the cap, and the leaves are
@@ -36,7 +37,7 @@ def link(q, near, *, cap, chain):
     return np.concatenate([order[ptr[c] : ptr[c + 1]] for c in grow(clusters, cap=GROUP, tau=1.0)])
 
 
-def similar(q, neighbors):
+def similar(q: Quotient, neighbors: int) -> NDArray[np.int64]:
     """The at most `neighbors` rows most similar to each row of a `Quotient`, int64 [R, neighbors], -1 where fewer."""
     return _similar(q.indptr, q.indices, q.col_ptr, q.col_rows, q.weight, neighbors)
 

@@ -9,6 +9,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewright.attention.blocks.cut import unit_rows
 from tilewright.core.compiled import njit
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tilewright.graph import Graph
 
 
-def iterative(graph, col_block, tau, cap, rounds):
+def iterative(graph: "Graph", col_block: int, tau: float, cap: int | None, rounds: int) -> NDArray[np.int32]:
     """Row order int32 [N_q] of the published iterative clustering.
 
     Seeds in natural order; `rounds` ascending scans of the unassigned rows that shared a block with the group when
@@ -72,7 +73,7 @@ def _iterative(indptr, units, row_id, n_units, tau, cap, rounds):
     return order
 
 
-def hierarchical(graph: "Graph", col_block, neighbors, mean_size):
+def hierarchical(graph: "Graph", col_block: int, neighbors: int, mean_size: float) -> NDArray[np.int32]:
     """Row order int32 [N_q] of the published hierarchical clustering.
 
     Bottom-up: the pair of clusters with the smallest Hamming distance of their unions merges, among the at most

@@ -6,10 +6,12 @@ put last, so that they neither attract everything nor widen a group; columns tha
 distinguish rows and are left out.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewright.attention.blocks.cut import unit_rows
 from tilewright.core.compiled import njit
@@ -44,7 +46,7 @@ class Quotient:
     bare: np.ndarray
 
 
-def parts(graph: "Graph", col_block, wide) -> list:
+def parts(graph: "Graph", col_block: int, wide: float) -> list[Quotient]:
     """Quotients of the ordinary rows, of those that see more than `wide` times the median number of keys, and of the
     rows without keys: what is ordered one after the other. Absent ones are left out."""
     return [quotient(graph, rows, col_block) for rows in split(graph, wide) if len(rows)]
@@ -58,7 +60,7 @@ def split(graph: "Graph", wide: float) -> list[np.ndarray]:
     return [np.flatnonzero(c & present) for c in chosen]
 
 
-def join(graph: "Graph", orders):
+def join(graph: "Graph", orders: Iterable[tuple[Quotient, NDArray[np.int64]]]) -> NDArray[np.int32]:
     """Row order int32 [N_q] from ``(quotient, order of its rows)`` pairs; equal rows stay together, bare ones last."""
     class_order = np.concatenate([ids for q, order in orders for ids in (q.rows[order], q.bare)])
     rank = np.zeros(graph.n_distinct, np.int64)
@@ -172,3 +174,29 @@ def rename(indptr, units, name):
                 n += 1
         ptr[r + 1] = n
     return ptr, out[:n].copy()
+
+
+@njit(cache=True, nogil=True)
+def reached(indptr, indices, degree, seeds):
+    """Tokens int64 [N], breadth first from each of the `seeds` that none before it reaches.
+
+    indptr, indices: CSR of each token's neighbours. degree: int [N]; new neighbours of a token come by it, and as in
+    `indices` where it is equal.
+    """
+    found, n = np.empty(len(degree), np.int64), 0
+    seen = np.zeros(len(degree), np.bool_)
+    for seed in seeds:
+        if seen[seed]:
+            continue
+        seen[seed], found[n], at = True, seed, n
+        n += 1
+        while at < n:
+            first = n
+            for other in indices[indptr[found[at]] : indptr[found[at] + 1]]:
+                if not seen[other]:
+                    seen[other], found[n] = True, other
+                    n += 1
+            new = found[first:n].copy()
+            found[first:n] = new[np.argsort(degree[new], kind="mergesort")]
+            at += 1
+    return found

@@ -1,24 +1,41 @@
 """Settings that a user leaves open are chosen on the graph itself (stage T2)."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from tilewright.attention.reorder._axes import WIDE
+from tilewright.attention.reorder._axes import WIDE, key_order
 from tilewright.core import progress
 
 if TYPE_CHECKING:
     from tilewright.graph import Graph
 
+Settings = Mapping[str, Any]
+Grid = Mapping[str, tuple]
+# ``call(graph, settings) -> row_order``.
+Arrange = Callable[["Graph", Settings], NDArray[np.int32]]
 # Distinct rows on which settings are tried; a larger graph is tuned on as many that lie together. On patterns of 16,384
 # rows without a grid, the best cut gathers between 8 % less and 5 % more than with settings tuned on the whole, which
 # takes three to eight times as long.
 TUNE_ROWS = 2048
 
 
-def check(params, published: dict, grid: dict) -> None:
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings that both clusterings have; None is tuned (default) or the published value (paper)."""
+
+    variant: Literal["default", "paper"] = "default"
+    symmetric: bool | None = None
+    col_block: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    cap: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    wide: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    grid: bool | None = None
+
+
+def check(params: Params, published: Settings, grid: Grid) -> None:
     """Raise ValueError (which `msgspec.convert` reports) for a setting of the other variant of `params`."""
     known = [*published] if params.variant == "paper" else [*grid, "grid"]
     if foreign := _given(params).keys() - set(known):
@@ -27,29 +44,41 @@ def check(params, published: dict, grid: dict) -> None:
         )
 
 
-def settle(params, published, grid) -> tuple[dict[str, float], dict[str, tuple]]:
-    """``(used, free)``: the settings of the variant of `params` as a dict, and those left to tune with their values.
+def order(
+    name: str,
+    graph: "Graph",
+    params: Params,
+    published: tuple[Settings, Callable[..., NDArray[np.int32]]],
+    grid: Grid,
+    arrange: Arrange,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], Settings]:
+    """What the module `name` returns for `params` (see `tilewright.attention.reorder`).
 
-    ``variant: paper`` takes what is left open from `published` and tunes nothing; the default variant takes the first
-    value of `grid`, a dict of tuples.
+    published: the settings and the procedure of ``variant: paper``, which takes from them what is left open and tunes
+    nothing. grid: the values that are tried of what the default variant leaves open, the first of which stands else.
+    arrange: its procedure. Where the pattern has a grid, that decides (see `_grid.order`), unless `params` asks for the
+    procedure by its settings.
     """
     given = {key: value for key, value in _given(params).items() if key != "grid"}
-    if params.variant == "paper":
-        return {**published, **given}, {}
-    free = {key: values for key, values in grid.items() if key not in given and len(values) > 1}
-    return {key: values[0] for key, values in grid.items()} | given, free
+    wanted = params.variant == "default" and (not given if params.grid is None else params.grid)
+    found = _grid(graph) if wanted else None
+    if found is not None:
+        rows, used = found[0], {"grid": True, **found[1]}
+    elif params.variant == "paper":
+        used = {**published[0], **given}
+        rows = published[1](graph, **used)
+    else:
+        free = {key: values for key, values in grid.items() if key not in given and len(values) > 1}
+        rows, used = _tuned(name, graph, {key: values[0] for key, values in grid.items()} | given, free, arrange)
+    cols, symmetric = key_order(graph, rows, params.symmetric)
+    return rows, cols, {**used, "variant": params.variant, "symmetric": symmetric}
 
 
-def on_grid(graph: "Graph", params):
-    """``(row_order, settings)`` by the grid of a pattern (see `_grid.order`), or None.
-
-    None where the pattern has no grid, and where `params` asks for the procedure by its settings.
-    """
+def _grid(graph):
+    # Here: it takes long to load.
     from tilewright.attention.reorder import _grid
 
-    wanted = params.variant == "default" and (not _given(params) if params.grid is None else params.grid)
-    found = _grid.order(graph) if wanted else None
-    return found and (found[0], {"grid": True, **found[1]})
+    return _grid.order(graph)
 
 
 def _given(params):
@@ -57,7 +86,7 @@ def _given(params):
     return {k: v for k, v in settings.items() if v is not None and k not in ("variant", "symmetric")}
 
 
-def tuned(name: str, graph: "Graph", used, free, arrange):
+def _tuned(name, graph, used, free, arrange):
     """``(row_order, used)`` after trying the values of `free` one setting after the other, each time keeping the best.
 
     ``arrange(graph, settings) -> row_order``.

@@ -9,9 +9,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from tilewright.attention.reorder import _tuning
-from tilewright.attention.reorder._axes import WIDE, key_order
+from tilewright.attention.reorder._axes import WIDE
 
 if TYPE_CHECKING:
     from tilewright.graph import Graph
@@ -26,7 +28,7 @@ GRID = {
 }
 
 
-class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Params(_tuning.Params, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings; None is tuned (default) or the published value (paper).
 
     col_block: columns of a quotient block. neighbors: candidates of each row. cap: most queries in a cluster (default
@@ -36,21 +38,15 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to lie on a grid (default only); None where no setting of the clustering is given.
     """
 
-    variant: Literal["default", "paper"] = "default"
-    symmetric: bool | None = None
-    col_block: Annotated[int, msgspec.Meta(ge=1)] | None = None
     neighbors: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    cap: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    wide: Annotated[float, msgspec.Meta(ge=1)] | None = None
     chain: Literal["tree", "growth"] | None = None
     mean_size: Annotated[float, msgspec.Meta(ge=1)] | None = None
-    grid: bool | None = None
 
     def __post_init__(self) -> None:
         _tuning.check(self, PUBLISHED, GRID)
 
 
-def order(graph: "Graph", params: Params):
+def order(graph: "Graph", params: Params) -> tuple[NDArray[np.int32], NDArray[np.int32], _tuning.Settings]:
     """Order of the clusters, and of the rows within by the tree of merges (see `tilewright.attention.reorder`)."""
     from tilewright.attention.reorder import _linkage, _published, _quotient
 
@@ -62,12 +58,4 @@ def order(graph: "Graph", params: Params):
         chained = [_linkage.link(q, n, cap=used["cap"], chain=used["chain"]) for q, n in zip(found, near, strict=True)]
         return _quotient.join(graph, list(zip(found, chained, strict=True)))
 
-    used, free = _tuning.settle(params, PUBLISHED, GRID)
-    if found := _tuning.on_grid(graph, params):
-        rows, used = found
-    elif params.variant == "paper":
-        rows = _published.hierarchical(graph, **used)
-    else:
-        rows, used = _tuning.tuned("hc", graph, used, free, arrange)
-    cols, symmetric = key_order(graph, rows, params.symmetric)
-    return rows, cols, {**used, "variant": params.variant, "symmetric": symmetric}
+    return _tuning.order("hc", graph, params, (PUBLISHED, _published.hierarchical), GRID, arrange)

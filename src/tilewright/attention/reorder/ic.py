@@ -7,12 +7,14 @@ out to lie on one (see `tilewright.attention.reorder._grid`), and else grows gro
 """
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from tilewright.attention.reorder import _tuning
-from tilewright.attention.reorder._axes import WIDE, key_order
+from tilewright.attention.reorder._axes import WIDE
 
 if TYPE_CHECKING:
     from tilewright.graph import Graph
@@ -21,7 +23,7 @@ PUBLISHED = {"col_block": 16, "tau": 0.6, "cap": None, "rounds": 2}
 GRID = {"wide": (WIDE, 1.25, 8.0), "cap": (64, 32, 128), "col_block": (1, 8), "tau": (1.0, 0.5)}
 
 
-class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Params(_tuning.Params, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings; None is tuned (default) or the published value (paper).
 
     col_block: columns of a quotient block. tau: largest share of a group's rows x keys area that is empty (default),
@@ -31,20 +33,14 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where no setting of the growth is given.
     """
 
-    variant: Literal["default", "paper"] = "default"
-    symmetric: bool | None = None
-    col_block: Annotated[int, msgspec.Meta(ge=1)] | None = None
     tau: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    cap: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    wide: Annotated[float, msgspec.Meta(ge=1)] | None = None
     rounds: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    grid: bool | None = None
 
     def __post_init__(self) -> None:
         _tuning.check(self, PUBLISHED, GRID)
 
 
-def order(graph: "Graph", params: Params):
+def order(graph: "Graph", params: Params) -> tuple[NDArray[np.int32], NDArray[np.int32], _tuning.Settings]:
     """Order of the groups in which they were grown (see `tilewright.attention.reorder`)."""
     from tilewright.attention.reorder import _growth, _published, _quotient
 
@@ -54,12 +50,4 @@ def order(graph: "Graph", params: Params):
         found = parts(graph, used["col_block"], used["wide"])
         return _quotient.join(graph, [(q, _growth.grow(q, cap=used["cap"], tau=used["tau"])) for q in found])
 
-    used, free = _tuning.settle(params, PUBLISHED, GRID)
-    if found := _tuning.on_grid(graph, params):
-        rows, used = found
-    elif params.variant == "paper":
-        rows = _published.iterative(graph, **used)
-    else:
-        rows, used = _tuning.tuned("ic", graph, used, free, arrange)
-    cols, symmetric = key_order(graph, rows, params.symmetric)
-    return rows, cols, {**used, "variant": params.variant, "symmetric": symmetric}
+    return _tuning.order("ic", graph, params, (PUBLISHED, _published.iterative), GRID, arrange)

@@ -27,14 +27,14 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     collapse: bool = True
 
 
-def order(graph: "Graph", params: Params):
+def order(graph: "Graph", params: Params) -> tuple[np.ndarray, np.ndarray, dict[str, bool]]:
     """From a token with the fewest neighbours, all that are reached, those with fewer neighbours first, backwards (see
     `tilewright.attention.reorder`); tokens with equally many as they come.
 
     An unsymmetric pattern is ordered by the union with its transpose. Raises `PatternError` unless the pattern is
     square.
     """
-    from tilewright.attention.reorder._breadth import reached
+    from tilewright.attention.reorder._quotient import reached
 
     if graph.n_rows != graph.n_cols:
         raise PatternError(f"order rcm: expected a square pattern, found {graph.n_rows} x {graph.n_cols}")
