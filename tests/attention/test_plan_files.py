@@ -22,9 +22,8 @@ from tilewright.attention import plan as api
 from tilewright.attention.blocks import tiles
 from tilewright.attention.cuda import tile_lists
 from tilewright.attention.masks import Bias
-from tilewright.attention.measure import check
 from tilewright.attention.schedule import record
-from tilewright.core.errors import ArtifactError, DeviceError, VersionError
+from tilewright.core.errors import ArtifactError, VersionError
 
 H, D, N = 2, 8, 48
 DAMAGED, CRAFTED = 800, 1500
@@ -405,7 +404,6 @@ def test_a_plan_outlives_what_does_not_change_timing(tmp_path, archives, qkv, mo
     here = other(devices.describe("cpu"), **change)
     monkeypatch.setattr(devices, "describe", lambda kind: here)
     assert outcome(tmp_path / "p.plan", qkv) == "right" and not caplog.records
-    check(tw.load(tmp_path / "p.plan").profiles["16x1"], tw.load(tmp_path / "p.plan").blocks["16x1"])
 
 
 @pytest.mark.parametrize("change", [{"torch": "2.99.1"}, {"threads": 7}, {"l2_bytes": 1 << 30}], ids=str)
@@ -415,10 +413,6 @@ def test_a_plan_runs_where_its_times_no_longer_hold(tmp_path, archives, qkv, mon
     monkeypatch.setattr(devices, "describe", lambda kind: here)
     assert outcome(tmp_path / "p.plan", qkv) == "right"
     assert f"p.plan: {next(iter(change))} differ from when it was profiled" in caplog.text
-    # Schedules are made from times of this device only.
-    plan = tw.load(tmp_path / "p.plan")
-    with pytest.raises(DeviceError, match="expected a profile made on this device"):
-        check(plan.profiles["16x1"], plan.blocks["16x1"])
 
 
 # Written by version 0.1.0 on some processor; more are added when a format changes, and none is replaced.

@@ -13,7 +13,7 @@ from tilewright.attention import profile
 from tilewright.attention.blocks import work
 from tilewright.attention.cpu import probe as cpu_probe
 from tilewright.attention.cpu.probe import Probe, head
-from tilewright.attention.measure import check, measure
+from tilewright.attention.measure import measure
 from tilewright.attention.schedule import problem
 from tilewright.core.errors import ArtifactError, DeviceError, UnknownNameError
 from tilewright.core.timing import FEWEST, Timing
@@ -182,21 +182,6 @@ def test_an_altered_device_is_refused(tmp_path, measured):
     profile.save(tmp_path / "p.json", replace(measured, device={**measured.device, "name": "a faster one"}))
     with pytest.raises(ArtifactError, match="altered"):
         profile.load(tmp_path / "p.json")
-
-
-def test_a_profile_of_this_device_and_these_blocks_passes(cover, measured):
-    check(measured, cover)
-
-
-def test_a_profile_of_other_blocks_is_refused(cover, measured):
-    with pytest.raises(ArtifactError, match=f"16x1: expected a profile of blocks {cover.id}, found one of other"):
-        check(replace(measured, blocks_id="other"), cover)
-
-
-def test_a_profile_of_another_device_is_refused(cover, measured):
-    other = {**measured.device, "name": "a faster one"}
-    with pytest.raises(DeviceError, match="a faster one"):
-        check(replace(measured, device=other, device_id=devices.device_id(other)), cover)
 
 
 def test_bad_arguments_are_refused(cover, monkeypatch):

@@ -98,16 +98,6 @@ def _profile(source, blocks, device, options, split_keys, costs):
     )
 
 
-def check(profile: Profile, blocks: Blocks, device: str = "cpu") -> None:
-    """Raise `ArtifactError` unless `profile` is of `blocks`, `DeviceError` unless its times hold on this `device`."""
-    if profile.blocks_id != blocks.id:
-        raise ArtifactError(
-            f"tile {profile.tile}: expected a profile of blocks {blocks.id}, found one of {profile.blocks_id}"
-        )
-    if devices.differing(profile.device, devices.describe(device)):
-        raise elsewhere(profile, device)
-
-
 def elsewhere(profile: Profile, device: str) -> DeviceError:
     """The `DeviceError` for a profile that was made on another device than this `device`."""
     return DeviceError(

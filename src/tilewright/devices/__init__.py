@@ -121,7 +121,7 @@ def limits(device: dict, *, rounds: int | None = None, max_tile_kinds: int | Non
         found = facts(kind).limits(device)
     except KeyError as missing:
         raise ArtifactError(f"the description of a {kind} device lacks {missing}; found {sorted(device)}") from None
-    found["rounds"] = found["rounds"] if rounds is None else rounds
+    found |= {} if rounds is None else {"rounds": rounds}
     if max_tile_kinds is not None:
         found["max_tile_kinds"] = min(found["max_tile_kinds"], max_tile_kinds)
     return Limits(**found)

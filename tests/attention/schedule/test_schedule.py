@@ -484,22 +484,6 @@ def test_a_schedule_of_other_inputs_is_refused(case, solved):
         schedules.verify_inputs(found, blocks, profiles)
 
 
-def test_bounds_use_the_device_rates():
-    cover = make_blocks("4x1", [[2], [1]], partial=np.array([True, False, True]))
-    device = {"kind": "cpu", "copy_gb_per_s": 2.0, "peak_gflops": 4.0}
-    profile = make_profile(cover, device=device)
-    bounds = solve({"4x1": cover}, {"4x1": profile}, make_limits()).lower_bounds
-    assert set(bounds) == {"work", "longest", "launched", "bytes", "flops"}
-    # 8 queries; of the first 16 keys both regions mask every other one.
-    assert bounds["bytes"] == pytest.approx(2 * (8 + 24) * 16 * 4 / 2e3)
-    assert bounds["flops"] == pytest.approx(4 * (32 + 64 + 32) * 16 / 4e3)
-    assert set(solve({"4x1": cover}, {"4x1": make_profile(cover)}, make_limits()).lower_bounds) == {
-        "work",
-        "longest",
-        "launched",
-    }
-
-
 def test_importing_the_schedule_is_light():
     code = (
         "import sys, tilewright.attention.schedule, tilewright.attention.schedule.check, tilewright.milp;"

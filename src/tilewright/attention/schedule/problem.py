@@ -80,6 +80,18 @@ class Problem:
         launches = (self.counts > 0) @ (self.of_tile * self.launch_us[:, None])
         return launches + self.tile_us + self.limits.round_us
 
+    @property
+    def lower_bounds_us(self) -> dict[str, float]:
+        """Lower bounds on any schedule: ``work``, ``longest``, ``launched``.
+
+        work: the least load of each region, shared by the lanes. longest: the longest item, each region with the tile
+            that keeps its longest item shortest. launched: `work`, and what the region that needs most beside it needs.
+        """
+        needs = self.load_us, self.longest_us, self.fixed_us
+        least, longest, fixed = (np.where(self.allowed, each, np.inf).min(axis=1) for each in needs)
+        work = float(least.sum() / self.limits.lanes)
+        return {"work": work, "longest": float(longest.max()), "launched": work + float(fixed.max())}
+
     @cached_property
     def classes(self) -> tuple[Ints, Ints]:
         """``(first, member)`` of the classes of regions with equal counts, which are interchangeable: a region of each

@@ -13,7 +13,6 @@ from tilewright import milp
 from tilewright.attention.blocks import Blocks, work
 from tilewright.attention.profile import Profile
 from tilewright.attention.schedule import _program, descent, greedy
-from tilewright.attention.schedule._bounds import lower_bounds
 from tilewright.attention.schedule.problem import OBJECTIVES, Choice, Ints, Problem, build
 from tilewright.attention.schedule.record import COLUMNS, Schedule
 from tilewright.core import registry
@@ -79,7 +78,7 @@ def solve(
     if doubted and solver != "greedy" and objective == "sum":
         choice, note = _doubted(problem, profiles, choice)
         facts |= note
-    bounds = lower_bounds(problem, blocks, profiles)
+    bounds = problem.lower_bounds_us
     value = problem.value(*choice, objective)
     shared = bounds["launched"] if objective == "sum" else bounds["work"] / limits.rounds
     bound = max(bounds["longest"], shared, facts.pop("bound_us", 0.0))

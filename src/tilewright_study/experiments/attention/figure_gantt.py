@@ -65,7 +65,7 @@ def _alike(plans):
     """Lists of schedules that place the same items in the same lanes at the same times."""
     groups = {}
     for plan in plans:
-        placed = (plan.tile, plan.block, plan.run_lo, plan.length, plan.lane, plan.start_us)
+        placed = (plan.tile, plan.block, plan.run_lo, plan.lane, plan.start_us)
         key = tuple(plan.tiles), tuple(plan.blocks_ids), plan.lanes, *(each.tobytes() for each in placed)
         groups.setdefault(key, []).append(plan)
     return list(groups.values())
