@@ -444,7 +444,7 @@ def test_tuning_keeps_the_best_value_of_each_setting():
         orders[used["a"], used["b"]] = rng.permutation(256) if used["a"] + used["b"] else np.arange(256)
         return orders[used["a"], used["b"]]
 
-    rows, used = _tuning.tuned("x", graph, {"a": 1, "b": 0}, {"a": (1, 0), "b": (0, 1)}, arrange)
+    rows, used = _tuning._tuned("x", graph, {"a": 1, "b": 0}, {"a": (1, 0), "b": (0, 1)}, arrange)
     assert used == {"a": 0, "b": 0}
     assert np.array_equal(rows, np.arange(256))
     assert set(orders) == {(1, 0), (0, 0), (0, 1)}
@@ -461,7 +461,7 @@ def test_thresholds_that_set_the_same_rows_apart_are_tried_once():
 
     # Twice and eight times the median of 9 keys set the same row apart, the global one; half of it sets all apart.
     free = {"wide": (2.0, 0.5, 8.0)}
-    _tuning.tuned("x", from_pattern(dense), {"wide": 2.0}, free, arrange)
+    _tuning._tuned("x", from_pattern(dense), {"wide": 2.0}, free, arrange)
     assert tried == [2.0, 0.5]
 
 
@@ -482,7 +482,7 @@ def test_a_large_graph_is_tuned_on_a_part_of_it(monkeypatch):
         seen.append(graph.n_rows)
         return np.arange(graph.n_rows)
 
-    rows, _ = _tuning.tuned("x", from_pattern(dense), {"a": 0}, {"a": (0, 1)}, arrange)
+    rows, _ = _tuning._tuned("x", from_pattern(dense), {"a": 0}, {"a": (0, 1)}, arrange)
     assert seen == [100, 100, 400]
     assert len(rows) == 400
 
@@ -493,7 +493,7 @@ def test_a_large_graph_is_tuned_on_a_part_of_it(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("ic", {"tao": 1}, "order ic: .*`tao`.*known settings: variant, symmetric, col_block, tau"),
+        ("ic", {"tao": 1}, "order ic: .*`tao`.*known settings: variant, symmetric, col_block, cap, wide, grid, tau"),
         ("ic", {"tau": 1.5}, "order ic: .*<= 1.0"),
         ("ic", {"tau": "0.5"}, "order ic: .*float"),
         ("ic", {"cap": 0}, "order ic: .*>= 1"),
