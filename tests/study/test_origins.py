@@ -315,7 +315,6 @@ def test_where_a_study_lies_makes_nothing_stale(base, tmp_path):
         ("tilewright_study/scenes/objects.csv", {"classifier", "train", "experiment", "path_pictures", "figure"}),
         ("tilewright_study/report/style.css", {"report"}),
         ("tilewright_study/stages/graph.py", {"graph"}),
-        ("tilewright/masks/_published.py", {"graph"}),
     ],
 )
 def test_what_a_job_loads_is_its_code(folder, base, checkout, path, stale):
