@@ -29,7 +29,7 @@ def measure(
     """Time every shape of the work items of `blocks` with the executor of `device`; return the `Profile`.
 
     heads, head_dim: default those of the blocks' model. split_keys: see `blocks.work.items`. budget_s: about how many
-    seconds the timed calls take together. How a class is timed is explained in the probe of the device, see `backends.probe`.
+    seconds the timed calls take together. How a class is timed: see the probe of the device, `backends.probe`.
 
     Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
     whose model does not state heads or head_dim where they are not given.
