@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tilewright import networks
 from tilewright.attention import backends
 from tilewright.core.errors import ArtifactError, PatternError
-from tilewright.networks import _operator, attention_sites
+from tilewright.networks import attention_sites
 from tilewright.networks._sliding_chunks import Windows
 
 SIZE = 32
@@ -191,5 +191,5 @@ def test_the_attention_of_a_network_that_is_gone_is_refused_by_name():
 def test_compilers_know_the_form_of_a_result():
     out = torch.randn(2, 5, 3, 4)
     for x in (out, out.transpose(1, 2)):
-        like = _operator._like_result(x, x, x, None, [], "")
-        assert (like.shape, like.stride()) == (x.shape, _operator._by_token(x).stride())
+        like = attention_sites._like_result(x, x, x, None, [], "")
+        assert (like.shape, like.stride()) == (x.shape, attention_sites._by_token(x).stride())

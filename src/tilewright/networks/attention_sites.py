@@ -1,6 +1,8 @@
 """Where a network attends: one pattern, shared by the layers of a stage, and the attention that was chosen for it."""
 
 import time
+import uuid
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,14 +12,14 @@ from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import library, nn
 
 from tilewright import devices
 from tilewright.core import apart, transforms
-from tilewright.core.errors import ConfigError, PatternError
+from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.core.registry import member
 from tilewright.graph import Graph
-from tilewright.networks import _operator, attentions
+from tilewright.networks import attentions
 from tilewright.networks.plans import Plans
 
 _CLOCK: ContextVar[Any] = ContextVar("clock", default=None)
@@ -190,12 +192,12 @@ class Attend(nn.Module):
         self._prepared: tuple = None, (), None
         # Likewise, of a bias that is differentiated: ``(dtype, device), run(q, k, v, bias)``.
         self._taking: tuple = None, None
-        self._name = _operator.register(self)
+        self._name = _registered(self)
 
     def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
         super().__setstate__(state)
         # A copy is a layer that compiled code calls by its own name.
-        self._name = _operator.register(self)
+        self._name = _registered(self)
 
     def forward(
         self,
@@ -332,3 +334,53 @@ class Table:
 def same(tables: Sequence[torch.Tensor], remembered: "Sequence[Table]") -> bool:
     """Whether `tables` are those that were `remembered`, and none was written to."""
     return len(tables) == len(remembered) and all(old.unchanged(x) for old, x in zip(remembered, tables, strict=True))
+
+
+# ``torch.ops.tilewright.attend_at``: the attention of a layer with a bias, as compiled networks call it. A compiler
+# cannot follow how a layer notices that its bias was written to. To it the layer is one operator, which gets the bias
+# and the tables that it is made of in every call; whether they changed is seen when it runs.
+#
+# Layers by name; names are of one process, and no other process has them.
+_LAYERS: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+_LIBRARY = library.Library("tilewright", "FRAGMENT")
+_LIBRARY.define(
+    "attend_at(Tensor q, Tensor k, Tensor v, Tensor bias, Tensor[] tables, str layer) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _registered(layer):
+    """Make `layer`, an `Attend`, known to the operator; return its name."""
+    name = uuid.uuid4().hex
+    _LAYERS[name] = layer
+    return name
+
+
+def _attend(q, k, v, bias, tables, layer):
+    found = _LAYERS.get(layer)
+    if found is None:
+        raise ArtifactError(
+            f"this program calls the attention {layer}, which is not here: compile or export the network in the "
+            "process that runs it, and keep the network for as long as the program is run"
+        )
+    return _by_token(found.prepared(q.dtype, q.device, bias, tables)(q, k, v))
+
+
+def _by_token(out):
+    """The result [B, H, N, D] with the heads of a token side by side, as compilers are promised."""
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _like_result(q, k, v, bias, tables, layer):
+    batch, heads, n, dim = q.shape
+    return q.new_empty(batch, n, heads, dim).transpose(1, 2)
+
+
+def _backward(ctx, *_):
+    raise PatternError("this attention has no backward: train with attention='dense', which has the same weights")
+
+
+_LIBRARY.impl("attend_at", _attend, "CompositeExplicitAutograd")
+library.register_fake("tilewright::attend_at", _like_result, lib=_LIBRARY)
+library.register_autograd("tilewright::attend_at", _backward, lib=_LIBRARY)
