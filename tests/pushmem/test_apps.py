@@ -56,16 +56,6 @@ def test_the_reads_of_brighten_blur_are_65_64_1_and_0_cycles_after_the_writes():
     assert mapped.registers == 2
 
 
-def test_random_stalls_change_the_time_alone():
-    outputs = apps.program("harris-29")
-    mapped, data = mapping.compile(outputs), words(outputs)
-    stalls = np.random.default_rng(1).random(997) < 0.4
-    still, held = simulate.run(mapped, data), simulate.run(mapped, data, stalls)
-    assert held.wall_cycles > still.wall_cycles
-    assert held.last_cycle == still.last_cycle
-    assert all(np.array_equal(still.outputs[n], held.outputs[n]) for n in still.outputs)
-
-
 @pytest.mark.parametrize("app", ["gaussian-64", "upsample-64", "unsharp-29", "pyramid-64", "resnet-28"])
 @pytest.mark.parametrize("memory", ["pub", "dp"])
 def test_what_the_configurator_finds_from_streams_alone_runs_to_the_same_words(app, memory):

@@ -8,12 +8,12 @@ and knows no schedule.
 from __future__ import annotations
 
 import itertools
-import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tilewright.pushmem.errors import ProgramError
 DTYPES = ("uint16", "int16")
 REDUCTIONS = ("+", "min", "max")
 BITS = 16
-_WORD = (1 << BITS) - 1
+WORD = (1 << BITS) - 1
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Expression:
         return _binary("-", 0, self)
 
     def __invert__(self):
-        return _binary("^", self, _WORD)
+        return _binary("^", self, WORD)
 
     def __rshift__(self, other):
         return _binary(">>", self, other)
@@ -335,7 +335,7 @@ class Lut(Expression):
     @staticmethod
     def of(table: Sequence[int], value: Any) -> Lut:
         """`table[value mod len(table)]`. Raises `ProgramError` where the length is no power of two."""
-        table = tuple(int(v) & _WORD for v in table)
+        table = tuple(int(v) & WORD for v in table)
         if not table or len(table) & (len(table) - 1):
             raise ProgramError(f"expected a table whose length is a power of two, found {len(table)} entries")
         return Lut(table, (as_expression(value),))
@@ -392,8 +392,8 @@ def as_expression(value: Any) -> Expression:
         raise ProgramError(
             f"expected a 16-bit constant or an expression, found {value}; of two indices write (a - b) == 0 for a == b"
         )
-    if isinstance(value, int | np.integer) and -(1 << (BITS - 1)) <= value <= _WORD:
-        return Const(int(value) & _WORD, bool(value < 0))
+    if isinstance(value, int | np.integer) and -(1 << (BITS - 1)) <= value <= WORD:
+        return Const(int(value) & WORD, bool(value < 0))
     raise ProgramError(f"expected a 16-bit constant or an expression, found {value!r}")
 
 
@@ -491,7 +491,11 @@ def variables(source: Source, lane: dict[int, int]) -> tuple[Index | int, ...]:
     return tuple(lane.get(d, Index("var", (f"i{d}",))) for d in range(len(source.shape)))
 
 
-def stages(outputs) -> tuple[Stage, ...]:
+# What a program gives: a stage, or several.
+Outputs: TypeAlias = Source | Iterable[Source]
+
+
+def stages(outputs: Outputs) -> tuple[Stage, ...]:
     """The outputs of a program: a stage, or several. Raises `ProgramError` for anything else."""
     if not isinstance(outputs, Source | Iterable):
         raise ProgramError(f"expected stages as outputs, found {outputs!r}")
@@ -506,7 +510,7 @@ def stages(outputs) -> tuple[Stage, ...]:
     return found
 
 
-def stages_of(outputs) -> list[Source]:
+def stages_of(outputs: Outputs) -> list[Source]:
     """All sources that `outputs` need, each after what it reads. Raises `ProgramError`."""
     order: list[Source] = []
     state: dict[int, int] = {}
@@ -542,7 +546,7 @@ def reads(expression: Expression) -> list[Read]:
     return [r for a in getattr(expression, "args", ()) for r in reads(a)]
 
 
-def evaluate(outputs: Sequence[Source], data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def evaluate(outputs: Outputs, data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every stage's array for the inputs `data`, by whole-array numpy. Raises `ProgramError` for a wrong shape."""
     arrays: dict[str, np.ndarray] = {}
     for source in stages_of(outputs):
@@ -566,7 +570,7 @@ def evaluate(outputs: Sequence[Source], data: dict[str, np.ndarray]) -> dict[str
 
 
 def _cast(value: Any, signed: bool) -> np.ndarray:
-    return (np.asarray(value).astype(np.int64) & _WORD).astype(np.uint16).view(np.int16 if signed else np.uint16)
+    return (np.asarray(value).astype(np.int64) & WORD).astype(np.uint16).view(np.int16 if signed else np.uint16)
 
 
 def _evaluate(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> np.ndarray:
@@ -596,58 +600,46 @@ def _evaluate(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarra
             reduce: Any = {"+": np.sum, "min": np.min, "max": np.max}[e.op]
             return _cast(reduce(word.astype(np.int64), axis=axes), body.signed)
     assert isinstance(e, Op)
-    args = [_evaluate(a, values, arrays) for a in e.args]
-    wide = [_number(a, e.signed) for a in args]
-    match e.name:
-        case "+":
-            result = wide[0] + wide[1]
-        case "-":
-            result = wide[0] - wide[1]
-        case "*":
-            result = wide[0] * wide[1]
-        # ASSUME: a PE shifts by the low four bits of the amount, as a 16-bit barrel shifter does.
-        case ">>":
-            result = _number(args[0], e.signed) >> (_word(args[1]) & 15)
-        case "<<":
-            result = _word(args[0]) << (_word(args[1]) & 15)
-        case "&":
-            result = _word(args[0]) & _word(args[1])
-        case "|":
-            result = _word(args[0]) | _word(args[1])
-        case "^":
-            result = _word(args[0]) ^ _word(args[1])
-        case "min":
-            result = np.minimum(*wide)
-        case "max":
-            result = np.maximum(*wide)
-        case "abs":
-            result = np.abs(wide[0])
-        case "bits":
-            result = _word(args[0])
-        case "select":
-            result = np.where(_word(args[0]) != 0, _word(args[1]), _word(args[2]))
-        case "<":
-            return _cast(wide[0] < wide[1], False)
-        case "<=":
-            return _cast(wide[0] <= wide[1], False)
-        case "==":
-            return _cast(_word(args[0]) == _word(args[1]), False)
-        case "!=":
-            return _cast(_word(args[0]) != _word(args[1]), False)
-        case _:
-            raise ProgramError(f"unknown operation {e.name!r}")
-    return _cast(result, e.signed)
+    return _cast(operate(e.name, e.signed, *(_word(_evaluate(a, values, arrays)) for a in e.args)), e.signed)
+
+
+def operate(name: str, signed: bool, *args: Any) -> np.ndarray:
+    """The words that a PE's operation makes of words. Raises `ProgramError` for one that it does not have."""
+    if name not in _OPERATIONS:
+        raise ProgramError(f"unknown operation {name!r}")
+    words = [_number(a, signed and (place == 0 or name not in _OF_BITS)) for place, a in enumerate(args)]
+    return _OPERATIONS[name](*words).astype(np.int64) & WORD
+
+
+# Their other operands are bits, also where the first one is a signed number.
+_OF_BITS = (">>", "<<", "select")
+_OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    # ASSUME: a PE shifts by the low four bits of the amount, as a 16-bit barrel shifter does.
+    ">>": lambda a, b: a >> (b & 15),
+    "<<": lambda a, b: a << (b & 15),
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "min": np.minimum,
+    "max": np.maximum,
+    "abs": abs,
+    "bits": lambda a: a,
+    "select": lambda a, b, c: np.where(a != 0, b, c),
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 
 
 def _word(a: np.ndarray) -> np.ndarray:
-    return a.astype(np.int64) & _WORD
+    return a.astype(np.int64) & WORD
 
 
-def _number(a: np.ndarray, signed: bool) -> np.ndarray:
-    word = _word(a)
-    return np.where(word > _WORD // 2, word - _WORD - 1, word) if signed else word
-
-
-def count(shape: Sequence[int]) -> int:
-    """Elements of a box."""
-    return math.prod(shape)
+def _number(a: Any, signed: bool) -> np.ndarray:
+    """The numbers that words stand for."""
+    word = np.asarray(a, np.int64)
+    return np.where(word > WORD // 2, word - WORD - 1, word) if signed else word

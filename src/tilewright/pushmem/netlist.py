@@ -68,12 +68,9 @@ def run(mapped: Mapped, data: dict[str, np.ndarray], stalls: np.ndarray | None =
     given = np.full((cycles, 1 + len(program.inputs)), _JUNK, np.uint64)
     given[:, 0] = 1
     for k, name in enumerate(program.inputs, 1):
-        shape = program.buffers[name].shape
-        times = plan.starts[name] + sum(
-            (g * s for g, s in zip(np.indices(shape), plan.strides[name], strict=True)), np.zeros(shape, np.int64)
-        )
-        inside = times.ravel() < cycles
-        given[times.ravel()[inside], k] = words[k - 1][inside]
+        times = plan.times(name, program.buffers[name].shape).ravel()
+        inside = times < cycles
+        given[times[inside], k] = words[k - 1][inside]
     if stalls is not None:
         pattern = np.resize(np.asarray(stalls, bool), 4 * cycles + len(stalls))
         walls = np.flatnonzero(~pattern)[:cycles]

@@ -25,7 +25,7 @@ class Statement:
 
     loops: names of the loop variables, outermost first; the last ``len(loops) - rank`` are reduced. extents: of the
     loops. expression: nested tuples over ``("read", k)``, ``("const", v)``, ``("index", Index)``, ``("lut", table, a)``
-    and ``(operation, signed, *args)``. latency: cycles from operands to the result.
+    and ``(operation, signed, *args)``.
     """
 
     name: str
@@ -35,7 +35,6 @@ class Statement:
     reads: tuple[Access, ...]
     expression: Any
     reduction: str = ""
-    latency: int = 0
 
     @property
     def domain(self) -> str:

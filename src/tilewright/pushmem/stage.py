@@ -41,7 +41,6 @@ def program_document(mapped: mapping.Mapped) -> dict:
                 "write": s.write,
                 "reads": [s.access(k) for k in range(len(s.reads))],
                 "reduction": s.reduction,
-                "latency": s.latency,
                 "schedule": plan.map(s),
             }
             for s in program.statements

@@ -4,6 +4,7 @@ With the strides of `rates`, iteration i of s runs at ``strides·i + start``. A 
 there: ``start_c - start_p >= gap``. The matrix is totally unimodular, so HiGHS answers in whole numbers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,12 @@ class Schedule:
         shift = self.starts[edge.statement] - self.starts[edge.buffer]
         return edge.low + shift, edge.high + shift
 
+    def times(self, name: str, extents: Sequence[int]) -> np.ndarray:
+        """int64, of the shape `extents`: the cycle of each iteration of a statement, or of each word of an input."""
+        grid = np.indices(extents, dtype=np.int64, sparse=True)
+        steps = sum((g * k for g, k in zip(grid, self.strides[name], strict=True)), np.zeros(extents, np.int64))
+        return steps + self.starts[name]
+
     def map(self, statement: Statement) -> str:
         """The schedule of `statement` as an isl map."""
         terms = [f"{k}*{n}" for k, n in zip(self.strides[statement.name], statement.loops, strict=True)]
@@ -53,7 +60,7 @@ def written(program: Program, strides: dict[str, tuple[int, ...]], name: str) ->
     for s in program.statements:
         if s.name == name:
             tail = sum(k * (e - 1) for k, e in zip(strides[name][s.rank :], s.extents[s.rank :], strict=True))
-            return strides[name][: s.rank], tail + s.latency
+            return strides[name][: s.rank], tail
     return strides[name], 0
 
 
