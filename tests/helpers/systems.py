@@ -1,18 +1,153 @@
-"""Small systems with at most 2**12 configurations, and what each of them gives under every configuration.
+"""A builder of systems; small ones, and what each of them gives under each of its at most 2**12 configurations.
 
-The second is written in numpy, by itself: it shares nothing with the interpreter or the solver.
+The latter is written in numpy, by itself: it shares nothing with the interpreter or the solver.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.pushmem.configure import explain, words
+from tilewright.pushmem.configure.example import Example
 from tilewright.pushmem.configure.objectives import Choice, Choices, Least
-from tilewright.pushmem.configure.system import Builder, System
+from tilewright.pushmem.configure.solve import SAT, UNSAT, Solver
+from tilewright.pushmem.configure.system import Node, State, System
+from tilewright.pushmem.configure.unroll import Unrolled
 
 CYCLES = 18
+
+
+def checked(system: System, example: Example, found: explain.Cause, fixed: Mapping[str, int] | None = None) -> bool:
+    """Whether a cause has no configuration, and each set with one thing less has one."""
+
+    def result(asked):
+        columns = {name: [None] * example.cycles for name, _, _ in asked}
+        for name, cycle, word in asked:
+            columns[name][cycle] = word
+        solver = Solver()
+        unrolled = Unrolled(system, Example(example.cycles, example.inputs, columns), solver, fixed)
+        return UNSAT if unrolled.refuted else solver.check(*(truth for _, _, truth in unrolled.asked))
+
+    less = (found.asked[:at] + found.asked[at + 1 :] for at in range(len(found.asked)))
+    return result(found.asked) == UNSAT and all(result(asked) == SAT for asked in less)
+
+
+class Builder:
+    """Makes a system; nodes are `Word`."""
+
+    def __init__(self, name: str):
+        self.system = System(name)
+
+    def _node(self, *arguments, **named):
+        self.system.nodes.append(Node(*arguments, **named))
+        return Word(self, len(self.system.nodes) - 1)
+
+    def input(self, name: str, width: int) -> "Word":
+        """A word that the example states for each cycle."""
+        made = self._node("input", width, name=name)
+        self.system.inputs[name] = made.number
+        return made
+
+    def parameter(self, name: str, width: int) -> "Word":
+        """A word of the configuration."""
+        made = self._node("parameter", width, name=name)
+        self.system.configuration[name] = made.number
+        return made
+
+    def const(self, value: int, width: int) -> "Word":
+        """A constant."""
+        return self._node("const", width, (), (value % (1 << width),))
+
+    def state(self, name: str, width: int, init: int = 0) -> "Word":
+        """A state with a first value."""
+        first, made = self.const(init, width), self._node("state", width, name=name)
+        self.system.states[name] = State(made.number, first.number, None)
+        return made
+
+    def array(self, name: str, index: int, width: int, init: int = 0) -> "Word":
+        """A state that is an array, with one word everywhere at first. index: bits of its index."""
+        word = self.const(init, width)
+        first = self._node("fill", width, (word.number,), index=index)
+        made = self._node("state", width, index=index, name=name)
+        self.system.states[name] = State(made.number, first.number, None)
+        return made
+
+    def next(self, state: "Word", value: "Word") -> None:
+        """What a state is in the next cycle."""
+        name = self.system.nodes[state.number].name
+        kept = self.system.states[name]
+        self.system.states[name] = State(kept.node, kept.init, value.number)
+
+    def output(self, name: str, value: "Word") -> None:
+        """A word that the example tells."""
+        self.system.outputs[name] = value.number
+
+    def apply(self, op: str, *args: "Word") -> "Word":
+        """An operator of `words`."""
+        widths = [self.system.nodes[arg.number].width for arg in args]
+        width = 1 if op in words.COMPARED or op.startswith("red") else widths[-1]
+        numbers = (widths[-1],) if op in words.COMPARED or op.startswith("red") else ()
+        index = self.system.nodes[args[-1].number].index
+        if op == "concat":
+            width, numbers = sum(widths), (widths[1],)
+        elif op in words.ARRAYS:
+            width, index = widths[0], self.system.nodes[args[0].number].index if op == "write" else 0
+        return self._node(op, width, tuple(arg.number for arg in args), numbers, index)
+
+
+@dataclass(frozen=True)
+class Word:
+    """A node of a builder."""
+
+    builder: Builder
+    number: int
+
+    def _with(self, op, other):
+        if isinstance(other, int):
+            other = self.builder.const(other, self.builder.system.nodes[self.number].width)
+        return self.builder.apply(op, self, other)
+
+    def __add__(self, other):
+        return self._with("add", other)
+
+    def __sub__(self, other):
+        return self._with("sub", other)
+
+    def __and__(self, other):
+        return self._with("and", other)
+
+    def __or__(self, other):
+        return self._with("or", other)
+
+    def __invert__(self):
+        return self.builder.apply("not", self)
+
+    def extended(self, width: int) -> "Word":
+        """The same number in `width` bits."""
+        own = self.builder.system.nodes[self.number].width
+        return self.builder._node("uext", width, (self.number,), (own,))
+
+    def read(self, index: "Word") -> "Word":
+        """The word of this array at an index."""
+        return self.builder.apply("read", self, index)
+
+    def write(self, index: "Word", value: "Word") -> "Word":
+        """This array with another word at an index."""
+        return self.builder.apply("write", self, index, value)
+
+    def equals(self, other) -> "Word":
+        """One bit: whether both are the same."""
+        return self._with("eq", other)
+
+    def below(self, other) -> "Word":
+        """One bit: whether this is less, unsigned."""
+        return self._with("ult", other)
+
+    def choose(self, one: "Word", other: "Word") -> "Word":
+        """`one` where this bit is set, else `other`."""
+        return self.builder.apply("ite", self, one, other)
 
 
 @dataclass(frozen=True)

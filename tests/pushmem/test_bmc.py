@@ -7,20 +7,11 @@ import numpy as np
 import pytest
 
 from helpers import extras
+from helpers.systems import checked
 from tilewright.core.errors import SolverError
-from tilewright.pushmem import (
-    bmc,
-    configuration_file,
-    examples,
-    inner,
-    memories,
-    parts,
-    recurrence,
-    settings,
-    solve,
-    streams,
-)
+from tilewright.pushmem import bmc, configuration_file, inner, memories, parts, recurrence, settings, solve, streams
 from tilewright.pushmem.configure import explain, query
+from tilewright_study.experiments.push import examples
 from tilewright_study.stages import configure
 
 extras.need("amaranth", "pyosys", "bitwuzla")
@@ -34,7 +25,7 @@ def of(name):
 def moved(count=4, delay=7, port=0, out=0):
     """A stream of a few words, one a cycle, without idle cycles behind them."""
     arrivals = np.arange(count)
-    stream = examples.of_moves(arrivals, [(arrivals + delay, arrivals)], PUB.PARAMETERS)
+    stream = streams.of_moves(arrivals, [(arrivals + delay, arrivals)], PUB.PARAMETERS)
     cut = {
         name: getattr(stream, name)[: count + delay + 1] for name in ("data_in", "valid_in", "data_out", "valid_out")
     }
@@ -141,18 +132,21 @@ def test_a_changed_register_is_refused(part, modular):
 
 def test_the_core_of_an_infeasible_part_is_minimal_when_asked_again(monkeypatch):
     monkeypatch.setattr(query, "PATIENCE_S", 0.0)
+    # However fast this machine is.
+    monkeypatch.setattr(explain, "LIMIT_S", 600.0)
     whole = of("identity-8x6")
     ran = PUB.run(recurrence.fired(inner.configuration(whole, PUB), PUB, len(whole)), whole.data_in[:, :, 0])
     stream = parts.of_run("agg", whole, ran)
     data = stream.data_out.copy()
     data[np.flatnonzero(stream.valid_out[:, 0])[5], 0, 0] += 1
     found = solve.solve(replace(stream, data_out=data), PUB, engine="bmc")
+    assert found.verdict == "infeasible" and "no configuration gives all of: row0[" in found.cause["text"]
     system, told = bmc._system(PUB, "agg"), found.cause["asked"]
     asked = [(signal, cycle, word + signal.startswith("row")) for signal, cycle, word in told]
     silent = {name: 0 for name in system.configuration if name.startswith(("in2agg1_", "agg2sram1_"))}
     given = bmc._example(stream, PUB, {}, bmc._blank(stream, PUB))
-    assert found.cause["minimal"] and explain.checked(system, given, explain.Cause(asked, True), silent)
-    assert not explain.checked(system, given, explain.Cause(asked[1:], True), silent)
+    assert found.cause["minimal"] and checked(system, given, explain.Cause(asked, True), silent)
+    assert not checked(system, given, explain.Cause(asked[1:], True), silent)
 
 
 def test_another_place_in_the_memory_is_as_good(modular):

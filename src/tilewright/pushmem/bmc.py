@@ -1,6 +1,6 @@
 """Controllers of a tile, or of a part of it, by bounded model checking of its RTL, see `configure`.
 
-A part takes two steps, each modular. A controller's loops and schedule follow from its own firings alone. Addresses
+A part takes two steps. A controller's loops and schedule follow from its own firings alone. Addresses
 meet in the part's memory: they are asked for with these loops fixed; where that has no answer, with other extents, and
 then with more loops. Layers, each least before the next: loops; iterations; steps as stored; starts.
 
@@ -8,21 +8,23 @@ A whole tile is one question: its ports tell when words come in and go out, and 
 `solve` of the package for the tile part by part.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from time import perf_counter
 
 import numpy as np
 
 from tilewright.core.errors import SolverError
 from tilewright.pushmem import parts, recurrence, rtl
-from tilewright.pushmem.configure import btor2, modular, query
+from tilewright.pushmem.configure import btor2, query
 from tilewright.pushmem.configure.example import Example
 from tilewright.pushmem.configure.objectives import Choice, Choices, Least
-from tilewright.pushmem.configure.system import Node
-from tilewright.pushmem.settings import CYCLE, CYCLE_BITS
-from tilewright.pushmem.streams import ANY
+from tilewright.pushmem.configure.system import Node, System
+from tilewright.pushmem.memories import Memory
+from tilewright.pushmem.settings import CYCLE, CYCLE_BITS, Configuration
+from tilewright.pushmem.streams import ANY, Stream
 
-LAYERS = ("levels", "extents", "strides", "starts")
 # What a tile must never do, bits of `_forbidden`: they are no words of a stream.
 MET, UNWRITTEN = "two_accesses", "unwritten{}"
 
@@ -74,11 +76,18 @@ def _controller(name, levels):
 
 
 def solve(
-    stream, memory, *, depth: int = 4, known=None, monolithic: bool = False, limit_s: float | None = None, blank=None
-):
+    stream: Stream,
+    memory: Memory,
+    *,
+    depth: int = 4,
+    known: Mapping[str, int] | None = None,
+    monolithic: bool = False,
+    limit_s: float | None = None,
+    blank: int | None = None,
+) -> tuple["Answers", Configuration | None]:
     """``(answers, configuration)`` of what `stream` is of; the configuration is None where there is none.
 
-    depth: how many of `LAYERS` are made least. known: registers that are fixed. monolithic: loops, schedules and
+    depth: how many layers are made least. known: registers that are fixed. monolithic: loops, schedules and
     addresses are asked for at once; of a whole tile they always are. blank: the word that stands where
     nothing was written; None: one that does not occur. Raises `TilewrightError`.
     """
@@ -93,32 +102,54 @@ def solve(
     for name in ports:
         if name not in used:
             silent |= {register: 0 for register in system.configuration if register.startswith(f"{name}_")}
-    components = []
+    answers = Answers(query.SOLVED)
+    end = None if limit_s is None else perf_counter() + limit_s
+    found: dict[str, int] = {}
     for name in [] if monolithic or part == "top" else used:
-        alone = _controller(name, memory.PARAMETERS.levels)
         example, layers = _schedule(name, firings[name], len(stream)), _layers(memory, [name], {name: ()}, depth)
-        components.append(modular.Component(name, alone, example, layers, _within(known, name)))
-    told = {name: _told(part, ports[name]) for name in used}
-    components.append(
-        modular.Component(
-            part,
-            system,
-            _example(stream, memory, firings, blank),
-            lambda found: _layers(memory, used, told, depth, {**found, **known}, spare),
-            {**silent, **known},
-            shared=False,
+        found |= answers.ask(
+            name, _controller(name, memory.PARAMETERS.levels), example, layers, _within(known, name), end
         )
-    )
-    answers = modular.solve(components, limit_s=limit_s)
-    if part in answers.by_name and (cause := answers.by_name[part].cause) is not None:
+        if answers.verdict != query.SOLVED:
+            return answers, None
+    told = {name: _told(part, ports[name]) for name in used}
+    layers = _layers(memory, used, told, depth, {**found, **known}, spare)
+    found = answers.ask(part, system, _example(stream, memory, firings, blank), layers, {**silent, **known}, end)
+    if (cause := answers.by_name[part].cause) is not None:
         answers.by_name[part].cause = _in_tokens(cause, memory.PARAMETERS.bits, blank)
     if answers.verdict != query.SOLVED:
         return answers, None
-    registers = recurrence.silent(memory) | answers.by_name[part].registers
-    return answers, recurrence.configuration(registers, memory)
+    return answers, recurrence.configuration(recurrence.silent(memory) | found, memory)
 
 
-def asserted(configuration, stream, memory, *, limit_s: float | None = None):
+@dataclass
+class Answers:
+    """What was asked in turn. verdict: of all so far. by_name: the answers. seconds: of each."""
+
+    verdict: str
+    by_name: dict[str, query.Answer] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def ask(
+        self,
+        name: str,
+        system: System,
+        example: Example,
+        layers: Sequence[Choices | Least],
+        fixed: Mapping[str, int],
+        end: float | None,
+    ) -> dict[str, int]:
+        """The registers of one more answer, as `query.solve` has it; `end` is when the time is over."""
+        begin = perf_counter()
+        left = None if end is None else max(0.0, end - begin)
+        answer = self.by_name[name] = query.solve(system, example, layers=layers, fixed=fixed, limit_s=left)
+        self.seconds[name], self.verdict = perf_counter() - begin, answer.verdict
+        return answer.registers
+
+
+def asserted(
+    configuration: Configuration, stream: Stream, memory: Memory, *, limit_s: float | None = None
+) -> query.Answer:
     """The `query.Answer` to the one question of what `stream` is of, with every register as in `configuration`."""
     firings = parts.firings(stream, memory)
     blank = _blank(stream, memory)
@@ -133,7 +164,7 @@ def asserted(configuration, stream, memory, *, limit_s: float | None = None):
     return answer
 
 
-def schedules(configuration, memory) -> dict:
+def schedules(configuration: Configuration, memory: Memory) -> dict[str, int]:
     """Registers of the loops and schedules of a configuration, without addresses."""
     found = recurrence.registers(configuration, memory)
     return {key: value for name in configuration.controllers for key, value in _within(found, name).items()}

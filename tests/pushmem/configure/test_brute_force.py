@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import extras
-from helpers.systems import CYCLES, MINIS
-from tilewright.pushmem.configure import explain, query, replay
+from helpers.systems import CYCLES, MINIS, checked
+from tilewright.pushmem.configure import query, replay
 from tilewright.pushmem.configure.example import Example
 from tilewright.pushmem.configure.objectives import Choices
 
@@ -93,7 +93,7 @@ def least(example, cause, runs, system):
     assert not suits(runs, cause.asked).any()
     for at in range(len(cause.asked)):
         assert suits(runs, cause.asked[:at] + cause.asked[at + 1 :]).any()
-    assert explain.checked(system, example, cause)
+    assert checked(system, example, cause)
 
 
 # Without patience, what has no answer is refuted before all loops are tried.

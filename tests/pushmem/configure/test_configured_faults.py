@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from helpers import extras
+from helpers.systems import Builder
 from tilewright.core.errors import ConfigError, SolverError
-from tilewright.pushmem import configuration_file, examples, fit, inner, memories, recurrence, settings, solve
+from tilewright.pushmem import configuration_file, fit, inner, memories, recurrence, settings, solve
 from tilewright.pushmem.configure import design, query, words
 from tilewright.pushmem.configure.example import Example
 from tilewright.pushmem.configure.solve import Solver
-from tilewright.pushmem.configure.system import Builder
 from tilewright.pushmem.memories import pub
+from tilewright_study.experiments.push import examples
 from tilewright_study.stages import configure
 
 pytestmark = pytest.mark.mutation

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import extras
+from helpers.systems import Builder
 from tilewright.pushmem.configure import query
 from tilewright.pushmem.configure.example import Example
 from tilewright.pushmem.configure.objectives import Choice, Choices, Least
 from tilewright.pushmem.configure.solve import SAT, UNKNOWN, Solver
-from tilewright.pushmem.configure.system import Builder
 
 extras.need("bitwuzla")
 

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from helpers import extras
+from helpers.systems import Builder, checked
 from tilewright.core.errors import ConfigError, SolverError, SolverUnavailableError
 from tilewright.pushmem.configure import explain, query, replay, unroll
 from tilewright.pushmem.configure.example import Example
 from tilewright.pushmem.configure.solve import Solver
-from tilewright.pushmem.configure.system import Builder
 
 extras.need("bitwuzla")
 
@@ -45,7 +45,7 @@ def test_a_wrong_pin_has_no_answer(cycle):
     answer = query.solve(counter(), Example(4, GO, {}, {"moved": moved}))
     assert answer.verdict == query.INFEASIBLE
     assert 1 <= len(answer.cause.asked) <= 2 and answer.cause.least
-    assert explain.checked(counter(), Example(4, GO, {}, {"moved": moved}), answer.cause)
+    assert checked(counter(), Example(4, GO, {}, {"moved": moved}), answer.cause)
 
 
 def test_pins_and_outputs_of_one_signal_are_both_asked_for():
@@ -74,8 +74,8 @@ def test_a_cause_that_is_not_least_is_refused_by_its_check():
     example = Example(4, GO, {"value": [1, 2, 3, 9]})
     cause = query.solve(counter(), example).cause
     more = explain.Cause([("value", cycle, word) for cycle, word in enumerate([1, 2, 3, 9])], True)
-    assert explain.checked(counter(), example, cause) and not explain.checked(counter(), example, more)
-    assert not explain.checked(counter(), example, explain.Cause(cause.asked[:-1], True))
+    assert checked(counter(), example, cause) and not checked(counter(), example, more)
+    assert not checked(counter(), example, explain.Cause(cause.asked[:-1], True))
 
 
 def test_a_feasible_example_has_no_cause():
@@ -125,7 +125,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
 
 
 def test_the_solver_is_loaded_only_where_it_is_asked():
-    code = "import sys; from tilewright.pushmem.configure import design, modular; print('bitwuzla' in sys.modules)"
+    code = "import sys; from tilewright.pushmem.configure import design, query; print('bitwuzla' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

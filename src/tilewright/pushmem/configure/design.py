@@ -10,7 +10,9 @@ from tilewright.pushmem.configure import btor2, example, query, replay
 KIND, VERSION = "configured design", 1
 
 
-def run(design, solved_for: str, trace, output, *, limit_s: float | None = None) -> query.Answer:
+def run(
+    design: str | Path, solved_for: str, trace: str | Path, output: str | Path, *, limit_s: float | None = None
+) -> query.Answer:
     """Configure the BTOR2 file `design` from the example file `trace`; write `output` where there is an answer.
 
     solved_for: an expression; inputs whose whole names match it are the configuration. Raises `TilewrightError`.
@@ -25,7 +27,7 @@ def run(design, solved_for: str, trace, output, *, limit_s: float | None = None)
     return answer
 
 
-def verify(design, solved_for: str, trace, written) -> int:
+def verify(design: str | Path, solved_for: str, trace: str | Path, written: str | Path) -> int:
     """Run the configuration of the file `written` over an example; returns its cycles.
 
     Raises `ConfigError` for a run that is not the example's, `ArtifactError` for files that cannot be read.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from tilewright.pushmem.configure.example import Example
-from tilewright.pushmem.configure.solve import SAT, UNKNOWN, UNSAT, Solver, TimeOver
+from tilewright.pushmem.configure.solve import UNKNOWN, UNSAT, Solver, TimeOver
 from tilewright.pushmem.configure.system import System
 from tilewright.pushmem.configure.unroll import Unrolled
 
@@ -71,18 +71,3 @@ def _cause(system, example, fixed, end):
             break
     asked = [unrolled.asked[at][:2] for at in kept]
     return Cause([(name, cycle, plain.outputs[name][cycle]) for name, cycle in asked], least)
-
-
-def checked(system: System, example: Example, found: Cause, fixed: Mapping[str, int] | None = None) -> bool:
-    """Whether a cause has no configuration, and each set with one thing less has one."""
-
-    def result(asked):
-        columns = {name: [None] * example.cycles for name, _, _ in asked}
-        for name, cycle, word in asked:
-            columns[name][cycle] = word
-        solver = Solver()
-        unrolled = Unrolled(system, Example(example.cycles, example.inputs, columns), solver, fixed)
-        return UNSAT if unrolled.refuted else solver.check(*(truth for _, _, truth in unrolled.asked))
-
-    less = (found.asked[:at] + found.asked[at + 1 :] for at in range(len(found.asked)))
-    return result(found.asked) == UNSAT and all(result(asked) == SAT for asked in less)

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.pushmem.configure.solve import SAT, UNKNOWN
+from tilewright.pushmem.configure.solve import SAT, UNKNOWN, Solver, Term
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ class Least:
         return total
 
 
-def minimised(solver, layer: Least, words, registers) -> tuple[int | None, dict[str, int]]:
+def minimised(
+    solver: Solver, layer: Least, words: Mapping[str, Term], registers: dict[str, int]
+) -> tuple[int | None, dict[str, int]]:
     """``(least value, words)``; the value is None where the solver gave up. The layer is fixed in `solver`.
 
     words: terms or numbers by name; registers: numbers of all of them that satisfy what is required.

@@ -4,10 +4,11 @@ A cycle is a Python function that is written for the system, one line a node: 4,
 second. Operators that have no line of their own are called from `words`, which defines them all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tilewright.core.errors import ConfigError
-from tilewright.pushmem.configure.system import System, some
+from tilewright.pushmem.configure.system import Node, System, some
 from tilewright.pushmem.configure.words import OPERATORS
 
 # Lines in place of calls. {m}: the largest word; {0}, {1}, {2}: arguments; {n0}, {n1}: numbers of the node.
@@ -131,9 +132,10 @@ def _line(node, number, scope):
     return f"f{number}(n{number}, {', '.join(args)})"
 
 
-def function(node):
+def function(node: Node) -> Callable[..., Any]:
     """What computes a node, as ``(node, *values)``; also of arrays: dicts of what differs from the word under None."""
-    return {"fill": _fill, "read": _read, "write": _write}.get(node.op) or OPERATORS[node.op]
+    arrays: dict[str, Callable[..., Any]] = {"fill": _fill, "read": _read, "write": _write}
+    return arrays.get(node.op) or OPERATORS[node.op]
 
 
 def _fill(_node, value):

@@ -3,25 +3,22 @@
 import math
 from collections.abc import Sequence
 from time import perf_counter
+from typing import Any, TypeAlias
 
 from tilewright.core.errors import SolverUnavailableError, install
+from tilewright.pushmem.configure.system import Node
+from tilewright.pushmem.configure.words import COMPARED
 
+# Of Bitwuzla, which says no types; or a number.
+Term: TypeAlias = Any
 SAT, UNSAT, UNKNOWN = "sat", "unsat", "unknown"
+# Of operators whose terms have other names.
 _KINDS = {
-    "not": "BV_NOT", "neg": "BV_NEG", "inc": "BV_INC", "dec": "BV_DEC", "redand": "BV_REDAND", "redor": "BV_REDOR",
-    "redxor": "BV_REDXOR", "and": "BV_AND", "or": "BV_OR", "xor": "BV_XOR", "nand": "BV_NAND", "nor": "BV_NOR",
-    "xnor": "BV_XNOR", "add": "BV_ADD", "sub": "BV_SUB", "mul": "BV_MUL", "udiv": "BV_UDIV", "urem": "BV_UREM",
-    "sdiv": "BV_SDIV", "srem": "BV_SREM", "smod": "BV_SMOD",
-    "sll": "BV_SHL", "srl": "BV_SHR", "sra": "BV_ASHR", "rol": "BV_ROL", "ror": "BV_ROR",
-    "concat": "BV_CONCAT", "ite": "ITE", "read": "ARRAY_SELECT",
-    "write": "ARRAY_STORE",
-}  # fmt: skip
-_COMPARED = {
-    "eq": "EQUAL", "iff": "EQUAL", "neq": "DISTINCT", "ult": "BV_ULT", "ulte": "BV_ULE", "ugt": "BV_UGT",
-    "ugte": "BV_UGE", "slt": "BV_SLT", "slte": "BV_SLE", "sgt": "BV_SGT", "sgte": "BV_SGE", "implies": "IMPLIES",
-    "uaddo": "BV_UADD_OVERFLOW", "saddo": "BV_SADD_OVERFLOW", "usubo": "BV_USUB_OVERFLOW", "ssubo": "BV_SSUB_OVERFLOW",
-    "umulo": "BV_UMUL_OVERFLOW", "smulo": "BV_SMUL_OVERFLOW", "sdivo": "BV_SDIV_OVERFLOW",
-}  # fmt: skip
+    **{"eq": "EQUAL", "iff": "EQUAL", "neq": "DISTINCT", "implies": "IMPLIES", "sll": "BV_SHL", "srl": "BV_SHR"},
+    **{"sra": "BV_ASHR", "ulte": "BV_ULE", "ugte": "BV_UGE", "slte": "BV_SLE", "sgte": "BV_SGE"},
+    **{"read": "ARRAY_SELECT", "write": "ARRAY_STORE"},
+    **{f"{op}o": f"BV_{op.upper()}_OVERFLOW" for op in ("uadd", "sadd", "usub", "ssub", "umul", "smul", "sdiv")},
+}
 
 
 class TimeOver(Exception):
@@ -55,26 +52,27 @@ class Solver:
         if perf_counter() > self._deadline:
             raise TimeOver
 
-    def value(self, number: int, width: int):
+    def value(self, number: int, width: int) -> Term:
         """A constant word."""
         return self.terms.mk_bv_value(self.terms.mk_bv_sort(width), number)
 
-    def unknown(self, name: str, width: int):
+    def unknown(self, name: str, width: int) -> Term:
         """A word to be found."""
         return self.terms.mk_const(self.terms.mk_bv_sort(width), name)
 
-    def array(self, index: int, width: int, term):
+    def array(self, index: int, width: int, term: Term) -> Term:
         """An array that holds `term` everywhere."""
         sort = self.terms.mk_array_sort(self.terms.mk_bv_sort(index), self.terms.mk_bv_sort(width))
         return self.terms.mk_const_array(sort, term)
 
-    def apply(self, node, args):
+    def apply(self, node: Node, args: Sequence[Term]) -> Term:
         """The term of a node, see `system.Node`, of the terms `args`."""
         kind, op = self._of.Kind, node.op
-        if op in _COMPARED:
+        own = getattr(kind, _KINDS.get(op, f"BV_{op.upper()}"), None)
+        if op in COMPARED:
             if op == "implies":
                 args = [self.holds(arg) for arg in args]
-            truth = self.terms.mk_term(getattr(kind, _COMPARED[op]), args)
+            truth = self.terms.mk_term(own, args)
             return self.terms.mk_term(kind.ITE, [truth, self._one, self._zero])
         if op == "ite":
             return self.terms.mk_term(kind.ITE, [self.holds(args[0]), *args[1:]])
@@ -86,30 +84,30 @@ class Solver:
             return self.terms.mk_term(extend, args, [more]) if more else args[0]
         if op in ("sll", "srl", "sra"):
             args = [args[0], self.resized(args[1], node.width)]
-        return self.terms.mk_term(getattr(kind, _KINDS[op]), args)
+        return self.terms.mk_term(own, args)
 
-    def resized(self, term, width: int):
+    def resized(self, term: Term, width: int) -> Term:
         """A word in more bits; of a shift's amount fewer are never asked for."""
         more = width - term.sort().bv_size()
         return self.terms.mk_term(self._of.Kind.BV_ZERO_EXTEND, [term], [more]) if more > 0 else term
 
-    def holds(self, term):
+    def holds(self, term: Term) -> Term:
         """The truth of one bit."""
         return self.terms.mk_term(self._of.Kind.EQUAL, [term, self._one])
 
-    def equal(self, term, number: int):
+    def equal(self, term: Term, number: int) -> Term:
         """The truth that a word is a number."""
         return self.terms.mk_term(self._of.Kind.EQUAL, [term, self.value(number, term.sort().bv_size())])
 
-    def at_most(self, term, number: int):
+    def at_most(self, term: Term, number: int) -> Term:
         """The truth that a word is at most a number."""
         return self.terms.mk_term(self._of.Kind.BV_ULE, [term, self.value(number, term.sort().bv_size())])
 
-    def at_least(self, term, number: int):
+    def at_least(self, term: Term, number: int) -> Term:
         """The truth that a word is at least a number."""
         return self.terms.mk_term(self._of.Kind.BV_UGE, [term, self.value(number, term.sort().bv_size())])
 
-    def total(self, products, width: int) -> int:
+    def total(self, products: Sequence[Sequence[tuple[Term, int]]], width: int) -> Term:
         """A word of `width` bits: the sum over `products`, lists of ``(term or number, number to add)``, of their
         products; where it does not fit, the largest word. No factor may be wider."""
         sums = (self.value(0, width), 0)
@@ -141,11 +139,11 @@ class Solver:
         over = self.terms.mk_term(getattr(kind, f"BV_U{op}_OVERFLOW"), [left, right])
         return self.terms.mk_term(kind.ITE, [over, self.value(full, width), word]), full
 
-    def require(self, truth) -> None:
+    def require(self, truth: Term) -> None:
         """From now on this holds."""
         self._solver.assert_formula(truth)
 
-    def check(self, *assumed) -> str:
+    def check(self, *assumed: Term) -> str:
         """Whether what is required can hold, with what is assumed for this question alone."""
         if perf_counter() > self._deadline:
             return UNKNOWN
@@ -153,7 +151,7 @@ class Solver:
         result = self._solver.check_sat(*assumed)
         return {self._of.Result.SAT: SAT, self._of.Result.UNSAT: UNSAT}.get(result, UNKNOWN)
 
-    def found(self, term) -> int:
+    def found(self, term: Term) -> int:
         """The number of a word in the answer to the last question."""
         return int(self._solver.get_value(term).value(10))
 

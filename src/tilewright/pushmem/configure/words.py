@@ -10,7 +10,7 @@ def _mask(node):
     return (1 << node.width) - 1
 
 
-def signed(value, width: int):
+def signed(value: int, width: int) -> int:
     """The signed number that a word stands for."""
     return value - (1 << width) if value >> (width - 1) else value
 
@@ -132,25 +132,8 @@ OPERATORS = {
 }
 UNARY = ("not", "neg", "inc", "dec", "redand", "redor", "redxor")
 SAME = (
-    "and",
-    "or",
-    "xor",
-    "nand",
-    "nor",
-    "xnor",
-    "add",
-    "sub",
-    "mul",
-    "udiv",
-    "urem",
-    "sdiv",
-    "srem",
-    "smod",
-    "sll",
-    "srl",
-    "sra",
-    "rol",
-    "ror",
+    *("and", "or", "xor", "nand", "nor", "xnor", "add", "sub", "mul"),
+    *("udiv", "urem", "sdiv", "srem", "smod", "sll", "srl", "sra", "rol", "ror"),
 )
 # Of two words one bit.
 COMPARED = (
