@@ -2,13 +2,10 @@
 
 import numpy as np
 
-from tilewright.pushmem import memories, settings, solve
+from tilewright.pushmem import memories, recurrence, settings, solve
 from tilewright.pushmem.mapping import Mapped
 from tilewright.pushmem.pack import TileUse
-from tilewright.pushmem.streams import Stream
-
-# Cycles after the last row of a stream in which nothing may fire.
-DRAIN = 64
+from tilewright.pushmem.streams import DRAIN, Stream
 
 
 def configuration(tile: TileUse) -> settings.Configuration:
@@ -18,11 +15,10 @@ def configuration(tile: TileUse) -> settings.Configuration:
     controllers = {}
     for name in ports:
         if name in tile.controllers:
-            g = tile.controllers[name]
-            affines = {
-                what: _affine(start, strides, ports[name].addresses[what]) for what, start, strides in g.addresses
-            }
-            controllers[name] = settings.Controller(g.extents, _affine(*g.cycle, settings.CYCLE_BITS), affines)
+            known = tile.controllers[name]
+            addresses = {what: affine.stored(ports[name].addresses[what]) for what, affine in known.addresses.items()}
+            cycle = known.cycle.stored(settings.CYCLE_BITS)
+            controllers[name] = settings.Controller(known.extents, cycle, addresses)
     made = settings.Configuration(tile.memory, controllers)
     made.check(memory)
     return made
@@ -31,11 +27,6 @@ def configuration(tile: TileUse) -> settings.Configuration:
 def place(tile: TileUse) -> dict[str, int]:
     """The registers that tell a tile's place in a chain; none for a tile alone."""
     return {} if tile.chain is None else {"chain_index": tile.chain.index, "chain_mask": tile.chain.mask}
-
-
-def _affine(start, strides, bits):
-    mask = (1 << bits) - 1
-    return settings.Affine(start & mask, tuple(s & mask for s in strides))
 
 
 def configurations(mapped: Mapped) -> list[settings.Configuration]:
@@ -48,7 +39,7 @@ def stream(tile: TileUse) -> Stream:
     memory = memories.member(tile.memory)
     parameters = memory.PARAMETERS
     kinds = ("in2agg", "tb2out", 0) if tile.memory == "pub" else ("in2sram", "sram2out", 1)
-    events = {n: _times(g) for n, g in tile.controllers.items()}
+    events = {n: g.cycle.at(g.extents, 62) for n, g in tile.controllers.items()}
     last = max(int(t.max()) for t in events.values()) + 2 + DRAIN
     data_in = np.zeros((last, parameters.inputs, 1), np.int64)
     valid_in = np.zeros((last, parameters.inputs), bool)
@@ -58,17 +49,9 @@ def stream(tile: TileUse) -> Stream:
         data_in[times, p, 0] = np.arange(token, token + len(times))
         valid_in[times, p] = True
         token += len(times)
-    from tilewright.pushmem import recurrence
-
     fired = recurrence.fired(configuration(tile), memory, last)
     run = memory.run(fired, data_in[:, :, 0])
     return Stream("top", data_in, valid_in, run.data_out[:, :, None], run.valid_out)
-
-
-def _times(g):
-    from tilewright.pushmem.affine import generate
-
-    return generate(g.extents, g.cycle[1], g.cycle[0])
 
 
 def from_streams(mapped: Mapped) -> list[solve.Found | None]:

@@ -1,5 +1,6 @@
 """The file of a tile's configuration: its controllers as `settings` has them, and its registers."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from tilewright.pushmem.settings import CYCLE, Affine, Configuration, Controller
 KIND, VERSION = "push configuration", 1
 
 
-def write(path: str | Path, configuration, told=None, made_by: dict[str, Any] | None = None) -> None:
+def write(
+    path: str | Path,
+    configuration: Configuration,
+    told: Mapping[str, Any] | None = None,
+    made_by: dict[str, Any] | None = None,
+) -> None:
     """Write a `Configuration` with its registers. told: what else the file says, see `configure`."""
     memory = memories.member(configuration.memory)
     body = {
@@ -25,7 +31,7 @@ def write(path: str | Path, configuration, told=None, made_by: dict[str, Any] | 
     artifacts.write_json(path, KIND, VERSION, body, made_by)
 
 
-def read(path: str | Path):
+def read(path: str | Path) -> tuple[Configuration, dict[str, Any]]:
     """The `Configuration` of a file that `write` wrote, checked, and the whole document. Raises `TilewrightError`."""
     document = artifacts.read_json(path, KIND, VERSION)
     try:

@@ -5,22 +5,28 @@ words asks for: another choice may do.
 """
 
 import heapq
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilewright.core.errors import TilewrightError
 from tilewright.pushmem import fit
+from tilewright.pushmem.memories import Parameters
+
+if TYPE_CHECKING:
+    from tilewright.pushmem.inner import Side, Words
 
 _FAR = 1 << 40
 
 
 class NoScheduleError(TilewrightError):
-    """A stream that no configuration gives. cause: a word or two; told: what was counted, numbers by name."""
+    """A stream that no configuration gives. cause: a word or two."""
 
-    def __init__(self, cause, text: str, **told):
-        """State the cause and what was counted."""
+    def __init__(self, cause: str | None, text: str):
+        """State the cause, and what was counted."""
         super().__init__(text)
-        self.cause, self.told = cause, told
+        self.cause = cause
 
 
 class NotFoundError(NoScheduleError):
@@ -37,7 +43,7 @@ def affine(name: str, times: np.ndarray, levels: int, until: int) -> None:
             raise NoScheduleError("not affine", f"{name}: {error}") from error
 
 
-def impossible(moved, parameters) -> None:
+def impossible(moved: "Words", parameters: Parameters) -> None:
     """Raise `NoScheduleError` where no configuration gives what `moved`, of `inner.words`, says.
 
     With aggregators a word can be written to the memory a cycle after it came, fetched a cycle later, and go out two
@@ -55,7 +61,7 @@ def impossible(moved, parameters) -> None:
         if len(soon := np.flatnonzero(cycles - since < least)):
             cycle, where = int(cycles[soon[0]]), int(since[soon[0]])
             text = f"cycle {cycle}: output {port} gives a word that comes in at cycle {where}; a word takes at least"
-            raise NoScheduleError("latency", f"{text} {least} cycles through the tile", came=where, cycle=cycle)
+            raise NoScheduleError("latency", f"{text} {least} cycles through the tile")
         _, begins = np.unique(inputs * _FAR + numbers, return_index=True)
         fetches.append((since[begins] + 2, cycles[begins] - 2))
         for each, column in ((keys, inputs * _FAR + numbers), (came, since), (at, cycles)):
@@ -92,7 +98,7 @@ def _held(begin, end, room):
     if live.max() > room:
         cycle, count = int(live.argmax()), int(live.max())
         text = f"cycle {cycle}: {count} words that came in and are still needed, of {room} that the tile holds"
-        raise NoScheduleError("memory words", text, cycle=cycle, count=count, room=room)
+        raise NoScheduleError("memory words", text)
 
 
 def _alone(windows):
@@ -115,13 +121,10 @@ def _too_many(first, last, count, kind=NoScheduleError):
     return kind(
         "memory port",
         f"cycles {first} to {last}: {count} accesses of the memory, which has one a cycle, in {last - first + 1}",
-        first=first,
-        last=last,
-        accesses=count,
     )
 
 
-def check(sides) -> None:
+def check(sides: Sequence["Side"]) -> None:
     """Raise `NotFoundError` where bounds of the accesses alone leave no way. sides: of `inner.Side`, those that write
     first."""
     bounds = _bounds(sides)
@@ -153,23 +156,15 @@ def _bounds(sides):
 
 
 def _crossed(side, at, earliest, latest):
-    told = {"access": at, "earliest": earliest, "latest": latest}
+    full = "a word takes at least 7 cycles through the tile where wide words are full"
     if not side.reads:
         text = f"{side.name}: wide word {at} can be written from cycle {earliest} on, and is needed by cycle {latest}"
-        return NotFoundError(
-            "latency", f"{text}; a word takes at least 7 cycles through the tile where wide words are full", **told
-        )
+        return NotFoundError("latency", f"{text}; {full}")
+    text = f"{side.name}: fetch {at} has to be over by cycle {latest}, and its"
     if side.earliest[at] > side.latest[at]:
-        text = (
-            f"{side.name}: fetch {at} has to be over by cycle {latest}, and its row of the transpose buffer is in use"
-        )
-        return NotFoundError("transpose buffer", f"{text} until cycle {earliest + 1}: the row is needed twice", **told)
-    text = f"{side.name}: fetch {at} has to be over by cycle {latest}, and its wide word is written in {earliest - 1}"
-    return NotFoundError(
-        "latency",
-        f"{text} at the earliest; a word takes at least 7 cycles through the tile where wide words are full",
-        **told,
-    )
+        text = f"{text} row of the transpose buffer is in use until cycle {earliest + 1}: the row is needed twice"
+        return NotFoundError("transpose buffer", text)
+    return NotFoundError("latency", f"{text} wide word is written in {earliest - 1} at the earliest; {full}")
 
 
 def _live(number, sides, bounds):
@@ -190,10 +185,10 @@ def _live(number, sides, bounds):
     if live.max() > ring:
         cycle, count = int(live.argmax()), int(live.max())
         text = f"cycle {cycle}: {count} wide words that came in and are still needed, of {ring} that the memory has"
-        raise NotFoundError("memory words", text, cycle=cycle, count=count, depth=ring)
+        raise NotFoundError("memory words", text)
 
 
-def crowded(earliest, latest) -> tuple[int, int, int] | None:
+def crowded(earliest: np.ndarray, latest: np.ndarray) -> tuple[int, int, int] | None:
     """``(first, last, count)`` of cycles in which more accesses have to be than there are cycles; None where one access
     a cycle is enough for all. earliest, latest: int64 [n], inclusive. By earliest deadline first, which is exact."""
     order = np.argsort(earliest, kind="stable")

@@ -13,6 +13,9 @@ import numpy as np
 from tilewright.core.errors import TilewrightError
 from tilewright.pushmem.settings import CYCLE_BITS, Affine, Controller
 
+# Of a controller in a family's members.
+LEVELS = 6
+
 
 class NotAffineError(TilewrightError):
     """Firings that no loops give, and the first one that breaks the best ones."""
@@ -70,6 +73,18 @@ def controller(
         for column, (start, limit) in enumerate(zip(rows[0], modulus, strict=True))
     ]
     return Controller(tuple(extents), affines[0], dict(zip(names, affines[1:], strict=True)))
+
+
+def integers(rows: np.ndarray, levels: int = LEVELS) -> tuple[list[int], list[list[int]]] | None:
+    """``(extents, strides)``, innermost first, of the rows [events, columns] of a table, which never wrap; or None.
+
+    Row k is ``rows[0] + sum(i_l * strides[l])``. Loops are as few as there can be.
+    """
+    modulus = np.full(rows.shape[1], 1 << 62)
+    found, _ = _loops(np.asarray(rows, np.int64), modulus, levels, 1, lambda _: False)
+    if found is None:
+        return None
+    return found[0], [np.where(step < 1 << 61, step, step - (1 << 62)).tolist() for step in found[1]]
 
 
 def _loops(rows, modulus, levels, scale, silent):

@@ -14,17 +14,18 @@ Where no layout has such schedules nothing is known: `counting.impossible` says 
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tilewright.pushmem import counting, fit
 from tilewright.pushmem.counting import NoScheduleError, NotFoundError
+from tilewright.pushmem.memories import Memory
 from tilewright.pushmem.settings import CYCLE_BITS, Configuration
-from tilewright.pushmem.streams import ANY
+from tilewright.pushmem.streams import ANY, Stream
 
 # What bounds come from, by the names that explanations use.
 AGGREGATOR, BUFFER, PORT, REUSE = "aggregator", "transpose buffer", "memory port", "memory words"
@@ -55,7 +56,7 @@ class Words:
     reads: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
     free: str | None = None
 
-    def wanted(self, port) -> np.ndarray:
+    def wanted(self, port: int) -> np.ndarray:
         """bool [words] of an input: those that go out."""
         found = np.zeros(len(self.arrivals[port]), dtype=bool)
         for _, inputs, numbers in self.reads:
@@ -85,7 +86,7 @@ class Side:
     needed: np.ndarray | None = None
 
 
-def words(stream) -> Words:
+def words(stream: Stream) -> Words:
     """What moves. Raises `NoScheduleError` for words that go out and never came in, or not before; `NotFoundError` for
     a token that comes in twice."""
     place: dict = {}
@@ -128,7 +129,7 @@ def words(stream) -> Words:
     return Words(arrivals, reads, free)
 
 
-def configuration(stream, memory) -> Configuration:
+def configuration(stream: Stream, memory: Memory) -> Configuration:
     """A `Configuration` whose tile gives `stream`. Raises `NoScheduleError` where there is none, and `NotFoundError`,
     whose cause was checked by leaving it out, where no layout has one."""
     found = words(stream)
@@ -416,7 +417,7 @@ def _rounds(controller, at):
     return [(len(at) // size, at[::size]) for size in inner]
 
 
-def templates(side, widths, levels: int) -> Iterator[Any]:
+def templates(side: Side, widths: Mapping[str, int], levels: int) -> Iterator[np.ndarray]:
     """Yield cycles, int64 [n], the first 0: what a side's schedule may be, with loops that its addresses have as
     well."""
     seen = set()

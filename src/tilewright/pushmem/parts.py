@@ -5,14 +5,15 @@ the memory, of rows in a transpose buffer. Tokens tell which write a read wants.
 the writes, as rings, and loops are fitted. A controller that two parts share is fitted for both at once (`joined`).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tilewright.pushmem import fit
 from tilewright.pushmem.counting import NoScheduleError, NotFoundError
-from tilewright.pushmem.examples import DRAIN
-from tilewright.pushmem.memories import pub
+from tilewright.pushmem.memories import Fired, Memory, Parameters, Run, pub
 from tilewright.pushmem.settings import Affine, Configuration, Controller
-from tilewright.pushmem.streams import ANY, Stream
+from tilewright.pushmem.streams import ANY, DRAIN, Stream
 
 # What stands for a word that was never written where words go in: the largest, which is taken for no token.
 NO_TOKEN = (1 << 16) - 1
@@ -27,7 +28,7 @@ TOLD = {
 }
 
 
-def firings(stream: Stream, memory) -> dict[str, np.ndarray]:
+def firings(stream: Stream, memory: Memory) -> dict[str, np.ndarray]:
     """Cycles in which each controller fires that the valid bits tell of."""
     kinds = [kind for kind, _, _ in memory.PARAMETERS.kinds]
     ends = tuple(TOLD[stream.part]) if stream.part != "top" else (kinds[0], kinds[-1])
@@ -40,7 +41,7 @@ def firings(stream: Stream, memory) -> dict[str, np.ndarray]:
     }
 
 
-def of_run(part, stream: Stream, run) -> Stream:
+def of_run(part: str, stream: Stream, run: Run) -> Stream:
     """The `Stream` of a part, of a `Run` of the whole tile with the inputs of `stream`."""
     inside = run.inside
     rows, rows_valid, fetched = inside["rows"], inside["rows_valid"], inside["fetched"]
@@ -54,24 +55,24 @@ def of_run(part, stream: Stream, run) -> Stream:
     return Stream(part, register, fetched, run.data_out[:, :, None], run.valid_out)
 
 
-def run(part, fired: dict, stream: Stream, parameters):
+def run(part: str, fired: Fired, stream: Stream, parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     """``(data_out, valid_out)`` of a part whose controllers fire so, with the inputs of `stream`.
 
     Raises `ConflictError` as `memories` says.
     """
     if part == "agg":
         rows, _ = pub.aggregated(fired, stream.data_in[:, :, 0], parameters)
-        return rows, _fires(fired, "agg2sram", parameters.inputs, len(stream))
+        return rows, pub.fires(fired, "agg2sram", parameters.inputs, len(stream))
     if part == "sram":
         register, known = pub.stored(fired, stream.data_in, np.ones_like(stream.data_in, bool), parameters)
         register = np.where(known, register, 0)
-        return register[:, None], _fires(fired, "sram2tb", parameters.outputs, len(stream))
+        return register[:, None], pub.fires(fired, "sram2tb", parameters.outputs, len(stream))
     register = stream.data_in[:, 0]
     data, valid = pub.buffered(fired, register, np.ones_like(register, dtype=bool), parameters)
     return data[:, :, None], valid
 
 
-def configuration(stream: Stream, memory) -> Configuration:
+def configuration(stream: Stream, memory: Memory) -> Configuration:
     """Controllers of the part that `stream` is of; addresses that it does not tell are 0.
 
     Raises `NoScheduleError` where there are none, `NotFoundError` and `NotAffineError` where there may be others.
@@ -102,7 +103,7 @@ def _ends(events):
     yield events
 
 
-def joined(configurations, memory, cycles: int) -> Configuration:
+def joined(configurations: Sequence[Configuration], memory: Memory, cycles: int) -> Configuration:
     """One `Configuration` of those of the parts: a controller of two has the addresses of both, and loops for both.
 
     cycles: of the longer trace; of two traces of one controller, that of the one that fires longer decides when.
@@ -144,13 +145,6 @@ def _fitted(events, memory, until):
         silent = Affine(0, (0,) * len(loops.extents))
         addresses = {address: loops.addresses.get(address, silent) for address in ports[name].addresses}
         found[name] = Controller(loops.extents, loops.cycle, addresses)
-    return found
-
-
-def _fires(fired, kind, ports, cycles):
-    found = np.zeros((cycles, ports), dtype=bool)
-    for port in range(ports):
-        found[fired[f"{kind}{port}"][0], port] = True
     return found
 
 

@@ -11,11 +11,17 @@ pieces that begin at a key follow from where its differences stop to repeat.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from tilewright.core.errors import TilewrightError
-from tilewright.pushmem.affine import EXTENT, LEVELS, fit, generate
+from tilewright.pushmem.fit import LEVELS, integers
+from tilewright.pushmem.settings import CYCLE_BITS, generate
+
+
+class _Blocks(Protocol):
+    run_keys: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Piece:
         return generate(self.extents, self.strides, self.start)
 
 
-def stream(blocks) -> np.ndarray:
+def stream(blocks: _Blocks) -> np.ndarray:
     """int64 [n]: the keys that the blocks of a `tilewright.attention.blocks.Blocks` read, block after block, without
     padding."""
     keys = blocks.run_keys.ravel()
@@ -59,10 +65,10 @@ def pieces(keys: np.ndarray, levels: int = LEVELS) -> list[Piece]:
         raise TilewrightError(f"levels: expected at least 1, found {levels}")
     if not len(keys):
         return []
-    lengths = _compiled()(np.diff(keys), levels, EXTENT)
+    lengths = _compiled()(np.diff(keys), levels, 1 << CYCLE_BITS)
     found, at = [], 0
     while at < len(keys):
-        extents, strides = fit(keys[at : at + lengths[at], None], levels)  # type: ignore[misc]  # so many keys fit
+        extents, strides = integers(keys[at : at + lengths[at], None], levels)  # type: ignore[misc]  # so many keys fit
         found.append(Piece(int(keys[at]), tuple(extents), tuple(stride for (stride,) in strides)))
         at += int(lengths[at])
     return found

@@ -8,12 +8,15 @@ A controller fires in a cycle where the counter of cycles, of 16 bits, is its sc
 that is not at its end advances. After the last iteration it stays silent.
 """
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
+from tilewright.pushmem.memories import Fired, Memory, Port
 from tilewright.pushmem.settings import CYCLE, CYCLE_BITS, Affine, Configuration, Controller
 
 
-def steps(extents, affine, bits: int) -> list[int]:
+def steps(extents: Sequence[int], affine: Affine, bits: int) -> list[int]:
     """What a value grows by as each level advances."""
     found, behind = [], 0
     for extent, stride in zip(extents, affine.strides, strict=True):
@@ -22,7 +25,7 @@ def steps(extents, affine, bits: int) -> list[int]:
     return found
 
 
-def strides(extents, found, bits: int) -> list[int]:
+def strides(extents: Sequence[int], found: Sequence[int], bits: int) -> list[int]:
     """The strides whose `steps` are `found`."""
     known, behind = [], 0
     for extent, step in zip(extents, found, strict=True):
@@ -31,7 +34,7 @@ def strides(extents, found, bits: int) -> list[int]:
     return known
 
 
-def registers(configuration: Configuration, memory) -> dict[str, int]:
+def registers(configuration: Configuration, memory: Memory) -> dict[str, int]:
     """Every register of a tile by its name, such as ``in2agg0_cycle_step1``; those of silent controllers are 0."""
     parameters, found = memory.PARAMETERS, {}
     for name, port in parameters.ports().items():
@@ -49,12 +52,12 @@ def registers(configuration: Configuration, memory) -> dict[str, int]:
     return found
 
 
-def silent(memory) -> dict[str, int]:
+def silent(memory: Memory) -> dict[str, int]:
     """Registers of a tile none of whose controllers fires."""
     return registers(Configuration(memory.NAME, {}), memory)
 
 
-def configuration(found: dict[str, int], memory) -> Configuration:
+def configuration(found: Mapping[str, int], memory: Memory) -> Configuration:
     """The `Configuration` of registers. Levels of extent 1 are left out: they never advance."""
     parameters, controllers = memory.PARAMETERS, {}
     for name, port in parameters.ports().items():
@@ -72,7 +75,7 @@ def configuration(found: dict[str, int], memory) -> Configuration:
     return Configuration(memory.NAME, controllers)
 
 
-def events(controller: Controller, port, cycles: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def events(controller: Controller, port: Port, cycles: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """``(times, {address: values})``, int64 [firings] each: what a controller does in the first `cycles` cycles."""
     values = controller.cycle.at(controller.extents, CYCLE_BITS)
     gaps = (np.diff(values) - 1) % (1 << CYCLE_BITS) + 1
@@ -86,7 +89,7 @@ def events(controller: Controller, port, cycles: int) -> tuple[np.ndarray, dict[
     return times, addresses
 
 
-def fired(configuration: Configuration, memory, cycles: int) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
+def fired(configuration: Configuration, memory: Memory, cycles: int) -> Fired:
     """The `events` of every controller; none of those that are silent."""
     none = np.zeros(0, dtype=np.int64)
     return {

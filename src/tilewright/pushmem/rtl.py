@@ -16,13 +16,15 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tilewright.core import caches
 from tilewright.core.errors import Unavailable, install
 from tilewright.pushmem import recurrence
-from tilewright.pushmem.memories import Run
+from tilewright.pushmem.memories import Memory, Parameters, Run
+from tilewright.pushmem.settings import Configuration
 
 # What Yosys does before each of its writers.
 _FLAT = ("hierarchy -top tile", "proc", "flatten")
@@ -54,7 +56,7 @@ extern "C" void run(uint64_t cycles, const uint64_t *constants, const uint64_t *
 """
 
 
-def rtlil(tile) -> str:
+def rtlil(tile: Any) -> str:
     """A tile in RTLIL, as module ``tile``. Raises `Unavailable` without the extra."""
     try:
         from amaranth.back import rtlil as writer
@@ -63,12 +65,12 @@ def rtlil(tile) -> str:
     return writer.convert(tile, name="tile", ports=tile.ports, emit_src=False)
 
 
-def btor2(memory, parameters=None) -> str:
+def btor2(memory: Memory, parameters: Parameters | None = None) -> str:
     """The tile of a memory as a system in BTOR2; `run` and the configuration are inputs of it."""
     return _written(memory, parameters, _BTOR2, "tile.btor2")["tile.btor2"]
 
 
-def verilog(memory, parameters=None) -> str:
+def verilog(memory: Memory, parameters: Parameters | None = None) -> str:
     """The tile of a memory in Verilog, module ``tile``."""
     return _written(memory, parameters, _VERILOG, "tile.v")["tile.v"]
 
@@ -79,7 +81,7 @@ def _written(memory, parameters, passes, name):
     return yosys(text, passes, name)
 
 
-def yosys(text: str, passes, name: str) -> dict[str, str]:
+def yosys(text: str, passes: Sequence[str], name: str) -> dict[str, str]:
     """``{file: text}`` that Yosys writes of a design in RTLIL; `passes` follow on flattening, ``{}`` is for `name`.
 
     Raises `Unavailable` without the extra.
@@ -191,7 +193,7 @@ def _driver(constants, inputs, outputs):
 class Tile:
     """The RTL of a memory, or of a part of it, ready to run."""
 
-    def __init__(self, memory, parameters=None, part=None):
+    def __init__(self, memory: Memory, parameters: Parameters | None = None, part: str | None = None):
         self.memory, self.parameters = memory, parameters or memory.PARAMETERS
         tile = memory.tile(self.parameters) if part in (None, "top") else memory.tile(self.parameters, part)
         self.ports = len(tile.data_out)
@@ -200,7 +202,7 @@ class Tile:
         given = ["run", *(signal.name for signal in tile.data_in)]
         self.compiled = Library(rtlil(tile), [*tile.configuration, "rst"], given, ports)
 
-    def run(self, configuration, data_in: np.ndarray, run=None) -> Run:
+    def run(self, configuration: Configuration, data_in: np.ndarray, run: np.ndarray | None = None) -> Run:
         """The `Run` of data_in [cycles, inputs]. run: bool [cycles], which cycles count; None for all."""
         stated = recurrence.registers(configuration, self.memory) | {"rst": 0}
         counts = np.ones(len(data_in), np.uint64) if run is None else np.asarray(run, dtype=np.uint64)

@@ -4,17 +4,27 @@ An affine value is ``start + sum(stride_l * i_l)`` modulo two to its width; i_l 
 to ``extent_l - 1``. A controller without loops fires once; one that is not in the configuration never does.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from tilewright.core.errors import ConfigError
+from tilewright.pushmem.memories import Memory
 
 # Of a schedule, and of the counter of cycles that it is compared with.
 CYCLE, CYCLE_BITS = "cycle", 16
 
 Extent = Annotated[int, msgspec.Meta(ge=2)]
+
+
+def generate(extents: Sequence[int], strides: Sequence[int], start: int = 0) -> np.ndarray:
+    """int64 [iterations]: ``start + sum(stride_l * i_l)`` in the order of the loops, innermost first."""
+    values = np.zeros(1, np.int64)
+    for extent, stride in zip(extents, strides, strict=True):
+        values = (np.arange(extent)[:, None] * stride + values[None, :]).ravel()
+    return values + start
 
 
 class Affine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,12 +33,14 @@ class Affine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: int
     strides: tuple[int, ...] = ()
 
-    def at(self, extents, bits: int) -> np.ndarray:
+    def at(self, extents: Sequence[int], bits: int) -> np.ndarray:
         """int64 [iterations]: the values, modulo ``2**bits``."""
-        value = np.zeros(1, dtype=np.int64)
-        for extent, stride in zip(extents, self.strides, strict=True):
-            value = (np.arange(extent, dtype=np.int64)[:, None] * stride + value[None, :]).reshape(-1)
-        return (value + self.start) % (1 << bits)
+        return generate(extents, self.strides, self.start) % (1 << bits)
+
+    def stored(self, bits: int) -> "Affine":
+        """The same values modulo ``2**bits``, of numbers that so many bits hold."""
+        mask = (1 << bits) - 1
+        return Affine(self.start & mask, tuple(stride & mask for stride in self.strides))
 
 
 class Controller(msgspec.Struct, frozen=True):
@@ -55,7 +67,7 @@ class Configuration(msgspec.Struct, frozen=True):
     memory: str
     controllers: dict[str, Controller]
 
-    def check(self, memory) -> None:
+    def check(self, memory: Memory) -> None:
         """Raise `ConfigError` unless this is a configuration of `memory`, a member of `memories`."""
         if self.memory != memory.NAME:
             raise ConfigError(f"configuration: expected one of the memory {memory.NAME}, found one of {self.memory}")

@@ -14,9 +14,9 @@ from tilewright.core import registry
 from tilewright.core.errors import ConfigError, SolverError, Unavailable
 from tilewright.pushmem import counting, fit, inner, parts, recurrence, rtl, streams
 from tilewright.pushmem.counting import NoScheduleError, NotFoundError
-from tilewright.pushmem.examples import DRAIN
-from tilewright.pushmem.memories import ConflictError
+from tilewright.pushmem.memories import ConflictError, Memory, pub
 from tilewright.pushmem.settings import CYCLE_BITS, Configuration
+from tilewright.pushmem.streams import DRAIN, Stream
 
 ENGINES = ("auto", "fit", "bmc")
 LAYERS = ("levels", "extents", "strides", "starts")
@@ -47,12 +47,12 @@ class Found:
 
 
 def solve(
-    stream,
-    memory,
+    stream: Stream,
+    memory: Memory,
     *,
     engine: str = "auto",
     depth: int = 4,
-    known=None,
+    known: Configuration | None = None,
     monolithic: bool = False,
     limit_s: float | None = None,
     hardware: bool = True,
@@ -81,7 +81,7 @@ def solve(
     return found
 
 
-def check_part(part, memory) -> None:
+def check_part(part: str, memory: Memory) -> None:
     """Raise `ConfigError` for a part of a memory that has none."""
     if part != "top" and not hasattr(memory, "aggregated"):
         raise ConfigError(f"{memory.NAME} has no parts: expected the component top, found {part}")
@@ -97,7 +97,7 @@ def _fitted(stream, memory, known):
         differences = model_differences(chosen, stream, memory)
     except (NoScheduleError, fit.NotAffineError, ConflictError) as error:
         proof = isinstance(error, NoScheduleError) and not isinstance(error, NotFoundError)
-        cause = {"cause": getattr(error, "cause", "not affine"), "text": str(error), **getattr(error, "told", {})}
+        cause = {"cause": getattr(error, "cause", "not affine"), "text": str(error)}
         return None, Found(INFEASIBLE if proof else UNKNOWN, "fit", cause=cause)
     if differences:
         cause = {"cause": "places", "text": f"rings of places give other words: {differences[0]}"}
@@ -144,7 +144,7 @@ def _over(end):
     return end is not None and perf_counter() >= end
 
 
-def _wrong(configuration, stream, memory):
+def _wrong(configuration: Configuration, stream: Stream, memory: Memory):
     """What a run does otherwise than the stream, or that it breaks a rule of the memory; None where it is right."""
     try:
         return next(iter(model_differences(configuration, stream, memory)), None)
@@ -197,7 +197,7 @@ def _by_parts(stream, memory, chosen, depth, fixed, end):
                 break
         found = _told(part, answers, made)
         seconds |= found.seconds
-        if found.verdict != SOLVED:
+        if found.verdict != SOLVED or made is None:
             found.seconds = seconds
             return found
         all_found.append(made)
@@ -208,7 +208,7 @@ def _by_parts(stream, memory, chosen, depth, fixed, end):
         return Found(UNKNOWN, "bmc", seconds=seconds, cause={"cause": "parts", "text": str(error)})
 
 
-def asserted(configuration, stream, memory, *, limit_s: float | None = None) -> int:
+def asserted(configuration: Configuration, stream: Stream, memory: Memory, *, limit_s: float | None = None) -> int:
     """Cycles in which the one question of the tile, or of its part, holds with this configuration.
 
     Raises `SolverError` where it does not, or where the solver gave up; `ConfigError` for a memory without parts.
@@ -252,7 +252,7 @@ def _told(part, answers, chosen):
     )
 
 
-def layers(configuration, part, memory) -> dict[str, int]:
+def layers(configuration: Configuration, part: str, memory: Memory) -> dict[str, int]:
     """The published objectives: loops, iterations, steps as they are stored, starts."""
     ports, found = memory.PARAMETERS.ports(), dict.fromkeys(LAYERS, 0)
     for name, controller in configuration.controllers.items():
@@ -281,12 +281,12 @@ def _with_drain(stream):
 
 
 @cache
-def hardware_of(memory, part):
+def hardware_of(memory: Memory, part: str) -> rtl.Tile:
     """The RTL of a memory or a part, built once. Raises `Unavailable`."""
     return rtl.Tile(memory, part=part)
 
 
-def model_differences(configuration, stream, memory) -> list[str]:
+def model_differences(configuration: Configuration, stream: Stream, memory: Memory) -> list[str]:
     """What the model does otherwise than the stream, in words. Raises `ConflictError`."""
     stream = _with_drain(stream)
     fired = recurrence.fired(configuration, memory, len(stream))
@@ -296,20 +296,14 @@ def model_differences(configuration, stream, memory) -> list[str]:
     return streams.differences(stream, *parts.run(stream.part, fired, stream, memory.PARAMETERS))
 
 
-def hardware_differences(configuration, stream, memory) -> list[str]:
+def hardware_differences(configuration: Configuration, stream: Stream, memory: Memory) -> list[str]:
     """What the RTL does otherwise than the stream, in words. Raises `Unavailable`."""
     stream = _with_drain(stream)
     bits, fetch = memory.PARAMETERS.bits, memory.PARAMETERS.fetch
-    ports = stream.data_in.shape[1]
-    words = [
-        sum(
-            # What is not known is the largest word.
-            (stream.data_in[:, p, lane] & ((1 << bits) - 1)).astype(np.uint64) << np.uint64(bits * lane)
-            for lane in range(stream.data_in.shape[2])
-        )
-        for p in range(ports)
-    ]
-    ran = hardware_of(memory, stream.part).run(configuration, np.column_stack(words))
+    # What is not known is the largest word.
+    lanes = np.uint64(bits) * np.arange(stream.data_in.shape[2], dtype=np.uint64)
+    words = ((stream.data_in & ((1 << bits) - 1)).astype(np.uint64) << lanes).sum(2)
+    ran = hardware_of(memory, stream.part).run(configuration, words)
     if stream.part in ("top", "tb"):
         return streams.differences(stream, ran.data_out[:, :, None], ran.valid_out)
     names = ["register"] if stream.part == "sram" else [f"row{port}" for port in range(stream.data_out.shape[1])]
@@ -318,13 +312,13 @@ def hardware_differences(configuration, stream, memory) -> list[str]:
     # When these controllers fire is no output of the RTL: the model's firings are those of its generators.
     kind = list(parts.TOLD[stream.part])[1]
     fired = recurrence.fired(configuration, memory, len(stream))
-    valid = np.zeros(stream.valid_out.shape, dtype=bool)
-    for port in range(valid.shape[1]):
-        valid[fired[f"{kind}{port}"][0], port] = True
+    valid = pub.fires(fired, kind, stream.valid_out.shape[1], len(stream))
     return streams.differences(stream, np.stack(told, 1).astype(np.int64), valid)
 
 
-def verified(configuration, stream, memory, *, hardware: bool = True) -> dict[str, int | str]:
+def verified(
+    configuration: Configuration, stream: Stream, memory: Memory, *, hardware: bool = True
+) -> dict[str, int | str]:
     """``{"model": cycles, "rtl": cycles}`` that were run and compared; for the RTL, why it was not run.
 
     Raises `SolverError` where a run is not the stream's.

@@ -23,11 +23,14 @@ import numpy as np
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError
+from tilewright.pushmem.memories import Parameters
 
 COLUMNS = ("data_in", "valid_in", "data_out", "valid_out")
 PARTS = ("top", "agg", "sram", "tb")
 # Any word.
 ANY = -1
+# Cycles behind the last event, in which nothing may happen.
+DRAIN = 64
 _NUMBER = re.compile(r"\d+|[xX]")
 
 
@@ -46,7 +49,7 @@ class Stream:
         return len(self.data_in)
 
 
-def shapes(part, parameters):
+def shapes(part: str, parameters: Parameters) -> tuple[tuple[int, int], tuple[int, int], int, int]:
     """``((ports, words), (ports, words), valid bits in, valid bits out)`` of a part's data."""
     one, row = (parameters.inputs, 1), (parameters.inputs, parameters.fetch)
     register, out = (1, parameters.fetch), (parameters.outputs, 1)
@@ -58,7 +61,7 @@ def shapes(part, parameters):
     }[part]
 
 
-def read(path: str | Path, part, parameters) -> Stream:
+def read(path: str | Path, part: str, parameters: Parameters) -> Stream:
     """The `Stream` of a file. Raises `ArtifactError` that names the row and the column."""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -136,7 +139,20 @@ def write(path: str | Path, stream: Stream) -> None:
     artifacts.write_text(path, "\n".join(lines) + "\n")
 
 
-def differences(wanted: Stream, data_out, valid_out) -> list[str]:
+def of_moves(arrivals: np.ndarray, reads: list[tuple[np.ndarray, np.ndarray]], parameters: Parameters) -> Stream:
+    """The `Stream` at the top of a tile in which word n comes in at ``arrivals[n]``, and words go out as `reads`
+    says."""
+    cycles = int(max([arrivals.max(), *(at.max() for at, _ in reads if len(at))])) + 1 + DRAIN
+    data_in = np.zeros((cycles, parameters.inputs, 1), dtype=np.int64)
+    data_out = np.zeros((cycles, parameters.outputs, 1), dtype=np.int64)
+    valid_in, valid_out = (np.zeros(x.shape[:2], dtype=bool) for x in (data_in, data_out))
+    data_in[arrivals, 0, 0], valid_in[arrivals, 0] = np.arange(len(arrivals)), True
+    for port, (at, words) in enumerate(reads):
+        data_out[at, port, 0], valid_out[at, port] = words, True
+    return Stream("top", data_in, valid_in, data_out, valid_out)
+
+
+def differences(wanted: Stream, data_out: np.ndarray, valid_out: np.ndarray) -> list[str]:
     """What a run did otherwise than `wanted`, in words; the first of each port. data_out: [cycles, ports, words]."""
     said = []
     for port in range(wanted.valid_out.shape[1]):

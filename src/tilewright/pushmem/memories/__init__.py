@@ -28,7 +28,7 @@ before, in the same cycle.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import ModuleType
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -38,6 +38,10 @@ from tilewright.core.errors import TilewrightError
 NAMES = ("pub", "dp")
 # Of the number of a tile in a chain: the published array has 128 memory tiles.
 CHAIN_BITS = 7
+
+
+# By controller its firings: ``(times, {address: values})``, int64 [firings] each; see `recurrence.fired`.
+Fired: TypeAlias = dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]
 
 
 class ConflictError(TilewrightError):
@@ -104,7 +108,7 @@ class Link:
     mask: int
     data: np.ndarray | None = None
 
-    def owned(self, fired: dict, parameters):
+    def owned(self, fired: Fired, parameters: Parameters) -> tuple[Fired, dict[str, np.ndarray]]:
         """``(fired, mine)``: the events at this tile's own memory, and for each controller which ones these are."""
         bits, own, mine = parameters.widths["sram"] - parameters.chain, dict(fired), {}
         for name, (times, addresses) in fired.items():
@@ -127,22 +131,43 @@ class Run:
     inside: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def member(name: str) -> ModuleType:
+class Memory(Protocol):
+    """A member, see the family's contract; as a tile of a chain its `run` takes a `Link` besides."""
+
+    @property
+    def NAME(self) -> str:
+        """Its name."""
+
+    @property
+    def PARAMETERS(self) -> Parameters:
+        """Its sizes."""
+
+    @property
+    def run(self) -> Callable[..., Run]:
+        """The model."""
+
+    @property
+    def tile(self) -> Callable[..., Any]:
+        """The RTL."""
+
+    def __hash__(self) -> int:
+        """A member is one module, or one chain."""
+
+
+def member(name: str) -> Memory:
     """The module of a memory. Raises `UnknownNameError`."""
-    return registry.member(__name__, "memory", name, NAMES)
+    return cast(Memory, registry.member(__name__, "memory", name, NAMES))
 
 
 @dataclass(frozen=True)
-class Chained:
-    """A member as a tile of a chain. Its `run` takes a `Link` besides."""
-
+class _Chained:
     NAME: str
     PARAMETERS: Parameters
-    run: Callable
-    tile: Callable
+    run: Callable[..., Run]
+    tile: Callable[..., Any]
 
 
-def chained(name: str) -> Chained:
+def chained(name: str) -> Memory:
     """The memory `name` as a tile of a chain. Raises `UnknownNameError`."""
     one = member(name)
     parameters = replace(one.PARAMETERS, chain=CHAIN_BITS)
@@ -153,4 +178,4 @@ def chained(name: str) -> Chained:
     def tile(parameters=parameters):
         return one.tile(parameters)
 
-    return Chained(one.NAME, parameters, run, tile)
+    return _Chained(one.NAME, parameters, run, tile)

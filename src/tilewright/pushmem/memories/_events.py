@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def latest(written_at, addresses: np.ndarray, read_at, wanted):
+def latest(written_at: np.ndarray, addresses: np.ndarray, read_at: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """int64, of the shape of `read_at`: the index of the last write to each wanted address before the read; -1 for
     none.
 
@@ -20,7 +20,7 @@ def latest(written_at, addresses: np.ndarray, read_at, wanted):
     return np.where((place >= 0) & (addresses[found] == wanted), found, -1)
 
 
-def taken(values, found):
+def taken(values: np.ndarray, found: np.ndarray) -> np.ndarray:
     """`values` at the indices `found`, 0 where there is none (-1); `values` may have no row at all."""
     if not len(values):
         return np.zeros((*found.shape, *values.shape[1:]), dtype=values.dtype)

@@ -1,7 +1,10 @@
 """Tiles and their controllers in Amaranth. Every register of the configuration is an input of the tile, which must not
 change while it runs: a system for `configure`, and one shared library for all configurations."""
 
+from collections.abc import Mapping
+
 from tilewright.core.errors import Unavailable, install
+from tilewright.pushmem.memories import Parameters
 from tilewright.pushmem.settings import CYCLE, CYCLE_BITS
 
 try:
@@ -23,7 +26,7 @@ class Controller(Elaboratable):
     whether this cycle counts. cycle: the counter, an input.
     """
 
-    def __init__(self, name, addresses, levels):
+    def __init__(self, name: str, addresses: Mapping[str, int], levels: int):
         self.name, self.levels, self.widths = name, levels, {CYCLE: CYCLE_BITS, **addresses}
         self.configuration = {f"{name}_enable": Signal(name=f"{name}_enable")}
         for level in range(levels):
@@ -42,7 +45,7 @@ class Controller(Elaboratable):
     def _stated(self, name):
         return self.configuration[f"{self.name}_{name}"]
 
-    def elaborate(self, _platform):
+    def elaborate(self, _platform: object) -> Module:
         m = Module()
         done = Signal(name=f"{self.name}_done")
         counts = [Signal(LOOP_BITS, name=f"{self.name}_count{level}") for level in range(self.levels)]
@@ -143,7 +146,7 @@ class _Wide(_Tile):
         told = [*(self.rows if set(self.parts) & {"agg", "sram"} else ()), *([] if part == "agg" else [self.register])]
         self.told = [signal for signal in told if id(signal) not in given]
 
-    def elaborate(self, _platform):
+    def elaborate(self, _platform: object) -> Module:
         m = self._started()
         for part in self.parts:
             getattr(self, f"_{part}")(m, self.parameters, self.controllers)
@@ -199,7 +202,7 @@ class _Wide(_Tile):
 
 
 class _DualPort(_Tile):
-    def elaborate(self, _platform):
+    def elaborate(self, _platform: object) -> Module:
         m, p, at = self._started(), self.parameters, self.controllers
         memory = Memory(shape=p.bits, depth=p.depth, init=[])
         m.submodules.sram = memory
@@ -219,12 +222,12 @@ class _DualPort(_Tile):
         return m
 
 
-def wide_tile(parameters, part: str = "top"):
+def wide_tile(parameters: Parameters, part: str = "top") -> Elaboratable:
     """A tile as `pub`, or a part of it."""
     return _Wide(parameters, part)
 
 
-def dual_port_tile(parameters):
+def dual_port_tile(parameters: Parameters) -> Elaboratable:
     """A tile as `dp`."""
     return _DualPort(parameters)
 
@@ -232,12 +235,12 @@ def dual_port_tile(parameters):
 class Alone(Elaboratable):
     """A controller without addresses, and the counter of cycles: what its schedule follows from."""
 
-    def __init__(self, name, levels):
+    def __init__(self, name: str, levels: int):
         self.controller = Controller(name, {}, levels)
         self.configuration = self.controller.configuration
         self.ports = [*self.configuration.values(), self.controller.fire]
 
-    def elaborate(self, _platform):
+    def elaborate(self, _platform: object) -> Module:
         m, cycle = Module(), Signal(CYCLE_BITS, name="cycle")
         m.d.sync += cycle.eq(cycle + 1)
         m.submodules[self.controller.name] = self.controller

@@ -4,11 +4,14 @@
 ``data_out[0]``, and valid, in t + 1.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.pushmem.memories import ConflictError, Parameters, Run, _events
+from tilewright.pushmem.memories import ConflictError, Fired, Link, Parameters, Run, _events
+
+if TYPE_CHECKING:
+    from amaranth.hdl import Elaboratable
 
 NAME = "dp"
 PARAMETERS = Parameters(
@@ -20,7 +23,14 @@ PARAMETERS = Parameters(
 )
 
 
-def run(fired: dict, data_in: np.ndarray, parameters=PARAMETERS, *, strict: bool = True, link=None) -> Run:
+def run(
+    fired: Fired,
+    data_in: np.ndarray,
+    parameters: Parameters = PARAMETERS,
+    *,
+    strict: bool = True,
+    link: Link | None = None,
+) -> Run:
     """The `Run` of a tile. fired: `recurrence.fired`; data_in: int64 [cycles, 1]. link: its place in a chain. See the
     family's contract."""
     every = fired["sram2out0"][0]
@@ -41,7 +51,7 @@ def run(fired: dict, data_in: np.ndarray, parameters=PARAMETERS, *, strict: bool
     return Run(data_out[:-1], valid_out[:-1])
 
 
-def tile(parameters=PARAMETERS):
+def tile(parameters: Parameters = PARAMETERS) -> "Elaboratable":
     """The RTL of a tile with these parameters."""
     from tilewright.pushmem.memories import _rtl
 

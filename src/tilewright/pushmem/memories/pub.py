@@ -1,8 +1,14 @@
 """The published memory tile: aggregators, a wide memory with one port, transpose buffers. See the package."""
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from tilewright.pushmem.memories import ConflictError, Parameters, Run, _events
+from tilewright.pushmem.memories import ConflictError, Fired, Link, Parameters, Run, _events
+
+if TYPE_CHECKING:
+    from amaranth.hdl import Elaboratable
 
 NAME = "pub"
 PARAMETERS = Parameters(
@@ -19,7 +25,14 @@ PARAMETERS = Parameters(
 )
 
 
-def run(fired: dict, data_in: np.ndarray, parameters=PARAMETERS, *, strict: bool = True, link=None) -> Run:
+def run(
+    fired: Fired,
+    data_in: np.ndarray,
+    parameters: Parameters = PARAMETERS,
+    *,
+    strict: bool = True,
+    link: Link | None = None,
+) -> Run:
     """The `Run` of a tile. fired: `recurrence.fired`; data_in: int64 [cycles, inputs]. link: its place in a chain. See
     the family's contract."""
     own, mine = (fired, None) if link is None else link.owned(fired, parameters)
@@ -27,16 +40,16 @@ def run(fired: dict, data_in: np.ndarray, parameters=PARAMETERS, *, strict: bool
     register, whole = stored(own, rows, known, parameters, strict=strict)
     data_out, valid_out = buffered(fired, register, whole, parameters, strict=strict, link=link, mine=mine)
     fired = own
-    inside = {"rows": rows, "rows_valid": _at(fired, "agg2sram", parameters.inputs, len(rows))}
+    inside = {"rows": rows, "rows_valid": fires(fired, "agg2sram", parameters.inputs, len(rows))}
     inside |= {
         "rows_known": known,
         "register": register,
-        "fetched": _at(fired, "sram2tb", parameters.outputs, len(rows)),
+        "fetched": fires(fired, "sram2tb", parameters.outputs, len(rows)),
     }
     return Run(data_out, valid_out, inside | {"known": whole})
 
 
-def aggregated(fired: dict, data_in: np.ndarray, parameters=PARAMETERS):
+def aggregated(fired: Fired, data_in: np.ndarray, parameters: Parameters = PARAMETERS) -> tuple[np.ndarray, np.ndarray]:
     """``(rows, known)``, int64 and bool [cycles, inputs, fetch]: what the memory is given, 0 where it is given nothing,
     and which words were ever written."""
     shape = len(data_in), parameters.inputs, parameters.fetch
@@ -50,7 +63,9 @@ def aggregated(fired: dict, data_in: np.ndarray, parameters=PARAMETERS):
     return rows, known
 
 
-def stored(fired: dict, rows: np.ndarray, known, parameters=PARAMETERS, *, strict: bool = True):
+def stored(
+    fired: Fired, rows: np.ndarray, known: np.ndarray, parameters: Parameters = PARAMETERS, *, strict: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
     """``(register, known)``, [cycles, fetch]: the memory's read register in each cycle, given the `aggregated` rows."""
     names = parameters.priority()
     times = np.concatenate([fired[name][0] for name in names])
@@ -68,7 +83,16 @@ def stored(fired: dict, rows: np.ndarray, known, parameters=PARAMETERS, *, stric
     return _events.taken(rows[at, port], found), _events.taken(known[at, port], found)
 
 
-def buffered(fired: dict, register, known, parameters=PARAMETERS, *, strict: bool = True, link=None, mine=None):
+def buffered(
+    fired: Fired,
+    register: np.ndarray,
+    known: np.ndarray,
+    parameters: Parameters = PARAMETERS,
+    *,
+    strict: bool = True,
+    link: Link | None = None,
+    mine: Mapping[str, np.ndarray] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
     """``(data_out, valid_out)`` [cycles, outputs] of the transpose buffers, given the read register of each cycle.
 
     link: the place in a chain. mine: of each controller's fetches, those that this tile's memory answers."""
@@ -86,7 +110,7 @@ def buffered(fired: dict, register, known, parameters=PARAMETERS, *, strict: boo
         found, each = _events.latest(at, filled, asked, row), np.arange(len(asked))
         word, defined = _events.taken(register[at], found)[each, lane], _events.taken(known[at], found)[each, lane]
         if link is not None:
-            own = _events.taken(mine[f"sram2tb{port}"][: len(at)], found)
+            own = _events.taken((mine or {})[f"sram2tb{port}"][: len(at)], found)
             word = np.where(own, word, 0 if link.data is None else link.data[asked, port])
             # What is another tile's is checked there.
             defined = defined | ~own if strict else defined
@@ -97,7 +121,7 @@ def buffered(fired: dict, register, known, parameters=PARAMETERS, *, strict: boo
     return data_out, valid_out
 
 
-def _at(fired, kind, ports, cycles):
+def fires(fired: Fired, kind: str, ports: int, cycles: int) -> np.ndarray:
     """bool [cycles, ports]: when controllers of a kind fire."""
     found = np.zeros((cycles, ports), dtype=bool)
     for port in range(ports):
@@ -117,7 +141,7 @@ def _winners(times, who, names, strict):
     return won
 
 
-def tile(parameters=PARAMETERS, part="top"):
+def tile(parameters: Parameters = PARAMETERS, part: str = "top") -> "Elaboratable":
     """The RTL of a tile with these parameters, or of a part of it, see `streams`."""
     from tilewright.pushmem.memories import _rtl
 
