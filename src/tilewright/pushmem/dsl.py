@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,9 @@ BITS = 16
 WORD = (1 << BITS) - 1
 
 
+_INDICES = {"add": operator.add, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod}
+
+
 @dataclass(frozen=True)
 class Index:
     """An index expression. kind: var, const, add, mul, floordiv or mod; args: its operands."""
@@ -32,22 +35,22 @@ class Index:
     kind: str
     args: tuple[Any, ...]
 
-    def __add__(self, other):
+    def __add__(self, other: Any) -> Index:
         # With data it is a word: the expression's own operator takes it.
         return NotImplemented if isinstance(other, Expression) else Index("add", (self, index(other)))
 
     __radd__ = __add__
 
-    def __neg__(self):
+    def __neg__(self) -> Index:
         return Index("mul", (self, -1))
 
-    def __sub__(self, other):
+    def __sub__(self, other: Any) -> Index:
         return NotImplemented if isinstance(other, Expression) else self + -index(other)
 
-    def __rsub__(self, other):
+    def __rsub__(self, other: Any) -> Index:
         return index(other) + -self
 
-    def __mul__(self, other):
+    def __mul__(self, other: Any) -> Index:
         if isinstance(other, Expression):
             return NotImplemented
         if isinstance(other, Index) and other.kind == "const":
@@ -60,34 +63,34 @@ class Index:
 
     __rmul__ = __mul__
 
-    def __floordiv__(self, other):
+    def __floordiv__(self, other: Any) -> Index:
         return Index("floordiv", (self, _divisor(self, "//", other)))
 
-    def __mod__(self, other):
+    def __mod__(self, other: Any) -> Index:
         return Index("mod", (self, _divisor(self, "%", other)))
 
-    def __truediv__(self, other):
+    def __truediv__(self, other: Any) -> NoReturn:
         raise ProgramError(f"an index is divided by //, which rounds down; found ({self}) / ({other})")
 
-    def __rtruediv__(self, other):
+    def __rtruediv__(self, other: Any) -> NoReturn:
         raise ProgramError(f"an index is divided by positive constants only; found ({other}) / ({self})")
 
     __rfloordiv__ = __rmod__ = __rtruediv__
 
-    def __eq__(self, other):
+    def __eq__(self, other: Any) -> Any:
         if isinstance(other, int | Expression):
             return as_expression(self) == other
         return isinstance(other, Index) and (self.kind, self.args) == (other.kind, other.args)
 
-    def __ne__(self, other):
+    def __ne__(self, other: Any) -> Any:
         if isinstance(other, int | Expression):
             return as_expression(self) != other
         return not self == other
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((self.kind, self.args))
 
-    def __str__(self):
+    def __str__(self) -> str:
         a = self.args
         match self.kind:
             case "var" | "const":
@@ -100,21 +103,14 @@ class Index:
                 return f"floor(({a[0]})/{a[1]})"
         return f"(({a[0]}) mod {a[1]})"
 
-    def evaluate(self, values: dict[str, Any]) -> Any:
+    def evaluate(self, values: Mapping[str, Any]) -> Any:
         """Its value for the loop variables `values` (integers or arrays)."""
-        a = self.args
-        match self.kind:
-            case "var":
-                return values[a[0]]
-            case "const":
-                return a[0]
-            case "add":
-                return a[0].evaluate(values) + a[1].evaluate(values)
-            case "mul":
-                return a[0].evaluate(values) * a[1]
-            case "floordiv":
-                return a[0].evaluate(values) // a[1]
-        return a[0].evaluate(values) % a[1]
+        if self.kind == "var":
+            return values[self.args[0]]
+        if self.kind == "const":
+            return self.args[0]
+        one, other = (a.evaluate(values) if isinstance(a, Index) else a for a in self.args)
+        return _INDICES[self.kind](one, other)
 
     def slope(self, name: str) -> Fraction:
         """Its mean growth per step of the loop variable `name`."""
@@ -146,22 +142,8 @@ def _compared(name):
     return compare
 
 
-for _name in (
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "lshift",
-    "rshift",
-    "and",
-    "or",
-    "xor",
-    "rlshift",
-    "rrshift",
-    "rand",
-    "ror",
-    "rxor",
-):
+_WORDS = ("lt", "le", "gt", "ge", "lshift", "rshift", "and", "or", "xor", "rlshift", "rrshift", "rand", "ror", "rxor")
+for _name in _WORDS:
     setattr(Index, f"__{_name}__", _compared(f"__{_name}__"))
 
 
@@ -182,62 +164,40 @@ def _divisor(left: Index, sign: str, right: Any) -> int:
     return int(right)
 
 
+def _operators(name: str) -> tuple[Callable[[Any, Any], Op], Callable[[Any, Any], Op]]:
+    """An operator of words, and the same of an operand that stands before a word."""
+    return lambda word, other: binary(name, word, other), lambda word, other: binary(name, other, word)
+
+
 class Expression:
     """A 16-bit value; operators of PEs build larger ones. `signed` decides shifts, minima, maxima and comparisons."""
 
     signed = False
 
-    def __add__(self, other):
-        return _binary("+", self, other)
+    __add__, __radd__ = _operators("+")
+    __sub__, __rsub__ = _operators("-")
+    __mul__ = __rmul__ = _operators("*")[0]
+    __rshift__, __rrshift__ = _operators(">>")
+    __lshift__, __rlshift__ = _operators("<<")
+    __and__ = __rand__ = _operators("&")[0]
+    __or__ = __ror__ = _operators("|")[0]
+    __xor__ = __rxor__ = _operators("^")[0]
+    __lt__, __gt__ = _operators("<")
+    __le__, __ge__ = _operators("<=")
+    __eq__ = _operators("==")[0]  # type: ignore[assignment]
+    __ne__ = _operators("!=")[0]  # type: ignore[assignment]
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
-    def __radd__(self, other):
-        return _binary("+", other, self)
+    def __neg__(self) -> Op:
+        return binary("-", 0, self)
 
-    def __sub__(self, other):
-        return _binary("-", self, other)
+    def __invert__(self) -> Op:
+        return binary("^", self, WORD)
 
-    def __rsub__(self, other):
-        return _binary("-", other, self)
+    def __abs__(self) -> Op:
+        return Op("abs", (self,), self.signed)
 
-    def __mul__(self, other):
-        return _binary("*", self, other)
-
-    __rmul__ = __mul__
-
-    def __neg__(self):
-        return _binary("-", 0, self)
-
-    def __invert__(self):
-        return _binary("^", self, WORD)
-
-    def __rshift__(self, other):
-        return _binary(">>", self, other)
-
-    def __rrshift__(self, other):
-        return _binary(">>", other, self)
-
-    def __lshift__(self, other):
-        return _binary("<<", self, other)
-
-    def __rlshift__(self, other):
-        return _binary("<<", other, self)
-
-    def __and__(self, other):
-        return _binary("&", self, other)
-
-    __rand__ = __and__
-
-    def __or__(self, other):
-        return _binary("|", self, other)
-
-    __ror__ = __or__
-
-    def __xor__(self, other):
-        return _binary("^", self, other)
-
-    __rxor__ = __xor__
-
-    def _not_there(self, other):
+    def _not_there(self, other: Any) -> NoReturn:
         raise ProgramError(
             "a PE neither divides nor takes powers; >> divides by a power of two, & takes a remainder of it, and a Lut "
             "has any function"
@@ -246,30 +206,7 @@ class Expression:
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _not_there
     __divmod__ = __rdivmod__ = __pow__ = __rpow__ = _not_there
 
-    def __lt__(self, other):
-        return _binary("<", self, other)
-
-    def __gt__(self, other):
-        return _binary("<", other, self)
-
-    def __le__(self, other):
-        return _binary("<=", self, other)
-
-    def __ge__(self, other):
-        return _binary("<=", other, self)
-
-    def __eq__(self, other):
-        return _binary("==", self, other)
-
-    def __ne__(self, other):
-        return _binary("!=", self, other)
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-    def __abs__(self):
-        return Op("abs", (self,), self.signed)
-
-    def __bool__(self):
+    def __bool__(self) -> NoReturn:
         raise ProgramError(
             "a value that is known only when the program runs has no truth; of words use select(), minimum() or "
             "maximum(); an index has to be affine"
@@ -304,7 +241,7 @@ class Read(Expression):
         """Whether the source's words are signed."""
         return self.source.dtype == "int16"
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.source.name}[{', '.join(map(str, self.indices))}]"
 
 
@@ -350,7 +287,7 @@ class Reduce(Expression):
     op: str = "+"
     unroll: tuple[int, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.op not in REDUCTIONS:
             raise ProgramError(f"unknown reduction {self.op!r}; known: {', '.join(REDUCTIONS)}")
         _check_box("a reduction", self.extents, self.unroll)
@@ -397,7 +334,8 @@ def as_expression(value: Any) -> Expression:
     raise ProgramError(f"expected a 16-bit constant or an expression, found {value!r}")
 
 
-def _binary(name: str, left: Any, right: Any) -> Op:
+def binary(name: str, left: Any, right: Any) -> Op:
+    """An operation of two words."""
     left, right = as_expression(left), as_expression(right)
     typed = [a for a in (left, right) if not isinstance(a, Const | Coordinate)] or [left]
     signed = left.signed if name in (">>", "<<") else any(a.signed for a in typed)
@@ -412,12 +350,12 @@ def select(condition: Any, yes: Any, no: Any) -> Op:
 
 def minimum(left: Any, right: Any) -> Op:
     """The smaller of two words."""
-    return _binary("min", left, right)
+    return binary("min", left, right)
 
 
 def maximum(left: Any, right: Any) -> Op:
     """The larger of two words."""
-    return _binary("max", left, right)
+    return binary("max", left, right)
 
 
 @dataclass(frozen=True, eq=False)
@@ -429,7 +367,7 @@ class Source:
     dtype: str = "uint16"
     unroll: tuple[int, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ProgramError(f"{self.name}: unknown type {self.dtype!r}; known: {', '.join(DTYPES)}")
         for key in ("shape", "unroll"):
@@ -439,13 +377,13 @@ class Source:
             raise ProgramError(f"expected a name of letters, digits and _, found {self.name!r}")
         _check_box(self.name, self.shape, self.unroll)
 
-    def __getitem__(self, indices):
+    def __getitem__(self, indices: Any) -> Read:
         indices = indices if isinstance(indices, tuple) else (indices,)
         if len(indices) != len(self.shape):
             raise ProgramError(f"{self.name} has {len(self.shape)} dimensions; found {len(indices)} indices")
         return Read(self, tuple(index(i) for i in indices))
 
-    def __setitem__(self, indices, value):
+    def __setitem__(self, indices: Any, value: Any) -> NoReturn:
         raise ProgramError(
             f"{self.name}: a stage writes each of its words once, at its own loop variables; with an address that data "
             "choose, no read is known to come after the write that it needs"
@@ -468,7 +406,16 @@ class Stage(Source):
     make: Callable[..., Any] = field(default=None)  # type: ignore[assignment]
     order: Any = None
 
-    def __init__(self, name, shape, make, *, dtype="uint16", unroll=(), order=None):
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        make: Callable[..., Any],
+        *,
+        dtype: str = "uint16",
+        unroll: tuple[int, ...] = (),
+        order: str | Sequence[str] | None = None,
+    ):
         for key, value in {"name": name, "shape": shape, "dtype": dtype, "unroll": unroll}.items():
             object.__setattr__(self, key, value)
         object.__setattr__(self, "make", make)
@@ -499,15 +446,16 @@ def stages(outputs: Outputs) -> tuple[Stage, ...]:
     """The outputs of a program: a stage, or several. Raises `ProgramError` for anything else."""
     if not isinstance(outputs, Source | Iterable):
         raise ProgramError(f"expected stages as outputs, found {outputs!r}")
-    found = (outputs,) if isinstance(outputs, Source) else tuple(outputs)
-    for each in found:
+    found: list[Stage] = []
+    for each in (outputs,) if isinstance(outputs, Source) else outputs:
         if not isinstance(each, Stage):
             raise ProgramError(f"expected stages as outputs, found {getattr(each, 'name', each)!r}")
-        if found.count(each) > 1:
+        if each in found:
             raise ProgramError(f"{each.name}: expected each output once, found it twice")
+        found.append(each)
     if not found:
         raise ProgramError("expected at least one stage as output, found none")
-    return found
+    return tuple(found)
 
 
 def stages_of(outputs: Outputs) -> list[Source]:
@@ -607,7 +555,7 @@ def operate(name: str, signed: bool, *args: Any) -> np.ndarray:
     """The words that a PE's operation makes of words. Raises `ProgramError` for one that it does not have."""
     if name not in _OPERATIONS:
         raise ProgramError(f"unknown operation {name!r}")
-    words = [_number(a, signed and (place == 0 or name not in _OF_BITS)) for place, a in enumerate(args)]
+    words = [number(a, signed and (place == 0 or name not in _OF_BITS)) for place, a in enumerate(args)]
     return _OPERATIONS[name](*words).astype(np.int64) & WORD
 
 
@@ -627,7 +575,7 @@ _OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
     "max": np.maximum,
     "abs": abs,
     "bits": lambda a: a,
-    "select": lambda a, b, c: np.where(a != 0, b, c),
+    "select": lambda a, b, c: np.asarray(np.where(a != 0, b, c)),
     "<": operator.lt,
     "<=": operator.le,
     "==": operator.eq,
@@ -639,7 +587,7 @@ def _word(a: np.ndarray) -> np.ndarray:
     return a.astype(np.int64) & WORD
 
 
-def _number(a: Any, signed: bool) -> np.ndarray:
+def number(a: Any, signed: bool) -> np.ndarray:
     """The numbers that words stand for."""
     word = np.asarray(a, np.int64)
     return np.where(word > WORD // 2, word - WORD - 1, word) if signed else word

@@ -18,11 +18,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tilewright.pushmem import dsl
 from tilewright.pushmem.errors import ProgramError, need
 
+# ``(shape, type)`` by name.
+Shapes: TypeAlias = dict[str, tuple[tuple[int, ...], str]]
 TYPES = ("uint16", "int16")
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][\w.$]*)|(<=|>=|==|!=|&&|\|\||[-+*/%<>()\[\],!]))")
 _FOR = re.compile(r"for \(([\w.$]+), (.+), (\d+)\) \{")
@@ -37,7 +39,7 @@ _CALLS = {
 }
 
 
-def outputs(func, inputs: Sequence, shape: Sequence[int]) -> tuple[dsl.Stage, ...]:
+def outputs(func: Any, inputs: Sequence[tuple[Any, Sequence[int]]], shape: Sequence[int]) -> tuple[dsl.Stage, ...]:
     """The program of a `halide.Func` that is realised over `shape`, outermost dimension first.
 
     inputs: pairs of a `halide.ImageParam` and its shape, likewise. Bounds and strides of all are set to these shapes,
@@ -51,7 +53,7 @@ def outputs(func, inputs: Sequence, shape: Sequence[int]) -> tuple[dsl.Stage, ..
     return read(lowered(func, inputs, shape), given, made)
 
 
-def lowered(func, inputs, shape) -> str:
+def lowered(func: Any, inputs: Sequence[tuple[Any, Sequence[int]]], shape: Sequence[int]) -> str:
     """The text of the lowered statement of `func` over `shape`; bounds are part of it, and nothing is checked there."""
     halide = need("halide", "halide")
     for param, size in inputs:
@@ -67,7 +69,7 @@ def lowered(func, inputs, shape) -> str:
         return path.read_text()
 
 
-def read(text: str, inputs: dict, made: dict) -> tuple[dsl.Stage, ...]:
+def read(text: str, inputs: Shapes, made: Shapes) -> tuple[dsl.Stage, ...]:
     """The stages of a lowered statement that are outputs.
 
     inputs, made: (shape, type) by name of what comes in and goes out. Raises `ProgramError`.
@@ -468,19 +470,10 @@ def _put(terms, values):
     """A sum as an index of the stage's loops."""
     found = None
     for atom, factor in terms.items():
-        part = dsl.index(factor) if atom is None else _substituted(atom, values)
+        part = dsl.index(factor if atom is None else atom.evaluate(values))
         part = part if atom is None or factor == 1 else part * factor
         found = part if found is None else found + part
     return dsl.index(0) if found is None else found
-
-
-def _substituted(atom, values):
-    if atom.kind == "var":
-        return dsl.index(values[atom.args[0]])
-    if atom.kind == "const":
-        return atom
-    args = tuple(_substituted(a, values) if isinstance(a, dsl.Index) else a for a in atom.args)
-    return dsl.Index(atom.kind, args)
 
 
 def _word(e, store, values, sources, extents):
@@ -512,11 +505,11 @@ def _word(e, store, values, sources, extents):
             return word(value) == 0
         case ("call", name, (left, right)) if name in ("&&", "||", *_CALLS):
             sign = {"&&": "&", "||": "|"}.get(name) or _CALLS[name]
-            return dsl._binary(sign, word(left), word(right))
+            return dsl.binary(sign, word(left), word(right))
         case ("call", ">" | ">=" as sign, (left, right)):
-            return dsl._binary({">": "<", ">=": "<="}[sign], word(right), word(left))
+            return dsl.binary({">": "<", ">=": "<="}[sign], word(right), word(left))
         case ("call", "+" | "-" | "*" | "<" | "<=" | "==" | "!=" as sign, (left, right)):
-            return dsl._binary(sign, word(left), word(right))
+            return dsl.binary(sign, word(left), word(right))
         case ("var", name) if name in values:
             return dsl.as_expression(dsl.index(values[name]))
     raise ProgramError(f"expected the operators of a 16-bit PE, found {e[1]!r} in line: {store.line}")

@@ -5,16 +5,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilewright.pushmem import memories, orders, rates, stencil
+from tilewright.pushmem import dsl, memories, orders, rates, schedule
 from tilewright.pushmem.errors import CapacityError, MappingError, ProgramError
-from tilewright.pushmem.extract import check_ranges, extract
 from tilewright.pushmem.pack import TileUse, pack
 from tilewright.pushmem.program import Program, lower
-from tilewright.pushmem.shift import REGISTER_THRESHOLD, Wiring, wire
-from tilewright.pushmem.stencil import Schedule
+from tilewright.pushmem.schedule import Schedule
+from tilewright.pushmem.settings import Affine, Controller
+from tilewright.pushmem.wiring import REGISTER_THRESHOLD, Wiring, wire
 
 # Waits that are tried beyond the first that fits, where weights may then share tiles; ResNet's layer needs five.
-_MORE = 6
+# Schedules that are tried for each way.
+_MORE, _RETRIES = 6, 32
 PES = 384
 MEMORY_TILES = 128
 # Cycles that the counter of a tile and of a PE tells apart.
@@ -38,15 +39,9 @@ class Mapped:
         return sum(d.cycles for d in self.wiring.delays)
 
 
-def compile(
-    outputs,
-    memory: str = "pub",
-    *,
-    threshold: int = REGISTER_THRESHOLD,
-    retries: int = 32,
-    overlap: bool = True,
-) -> Mapped:
-    """The program of the stages `outputs`, mapped to tiles of the kind `memory`.
+def compile(outputs: dsl.Outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD) -> Mapped:
+    """The program of the stages `outputs`, mapped to tiles of the kind `memory`. threshold: cycles from which on a tile
+    repeats a word, and registers do not.
 
     Where no schedule keeps an SRAM port free of conflicts, rows get a cycle longer (stencils), then buffers whose
     distances vary wait a cycle longer. Images that a reduction reads come at its pace where a tile cannot hold them
@@ -58,14 +53,12 @@ def compile(
     begin = time.perf_counter()
     lowered = lower(outputs)
     asked = orders.choices(lowered)
-    if len(asked) == 1:
-        made = _compiled(extract(orders.reordered(lowered, asked[0])), memory, threshold, retries, overlap)
-        return replace(made, seconds=time.perf_counter() - begin)
-    check_ranges(lowered)
     bounds, best = [], None
     error: Exception | None = None
     for k, each in enumerate(asked):
         program = orders.reordered(lowered, each)
+        if len(asked) == 1:
+            return replace(_compiled(program, memory, threshold), seconds=time.perf_counter() - begin)
         try:
             bounds.append((_least_cycles(program, memory), k, program))
         except ProgramError as found:
@@ -75,7 +68,7 @@ def compile(
         if best is not None and cycles >= best.schedule.last_cycle:
             break
         try:
-            made = _compiled(extract(program), memory, threshold, retries, overlap)
+            made = _compiled(program, memory, threshold)
         except (MappingError, ProgramError) as found:
             error = error or found
             continue
@@ -101,51 +94,35 @@ def _least_cycles(program: Program, memory: str) -> int:
     for paced in (False, True):
         strides = rates.coarse(program, 0, fetch, paced)
         starts = dict.fromkeys(program.buffers, 0)
-        edges, ends = stencil.gaps(program, strides), [0]
+        edges, ends = schedule.gaps(program, strides), [0]
         for s in program.statements:
             starts[s.name] = max([0, *(starts[e.buffer] - e.low for e in edges if e.statement == s.name)])
             if s.name in program.outputs:
-                own, offset = stencil.written(program, strides, s.name)
-                inner = sum(k * (e - 1) for k, e in zip(own, s.extents, strict=False))
-                ends.append(starts[s.name] + offset + inner)
+                ends.append(starts[s.name] + schedule.finished(program, strides, s.name))
         least.append(max(ends))
     return min(least)
 
 
-def _compiled(program: Program, memory: str, threshold: int, retries: int, overlap: bool = True) -> Mapped:
-    """The mapping of a program with ports, whose loops are in order."""
-    tile = memories.member(memory).PARAMETERS
-    coarse = rates.is_coarse(program)
+def _compiled(program: Program, memory: str, threshold: int) -> Mapped:
+    """The mapping of a program whose loops are in order."""
     error: MappingError | None = None
     best: Mapped | None = None
-    found_at, tried = retries, 0
+    found_at, tried = _RETRIES, 0
     too_large: set[tuple[bool, bool]] = set()
-    for way in _ways(program, coarse, tile.fetch, overlap):
+    for way in _ways(program, memories.member(memory).PARAMETERS.fetch):
         if best is not None:
             break
         if way.tiles > 1 and not way.whole and (way.paced, way.overlap) not in too_large:
             # A chain helps what no tile holds, and nothing else.
             continue
-        paced = way.paced
-        for attempt in range(retries):
-            pad, wait = (0, attempt) if paced or way.whole else (attempt % 4, attempt // 4)
+        for attempt in range(_RETRIES):
+            pad, wait = (0, attempt) if way.paced or way.whole else (attempt % 4, attempt // 4)
             if wait > found_at + _MORE:
                 break
-            strides = (
-                rates.coarse(program, pad, tile.fetch, paced, way.overlap) if coarse else rates.stencil(program, pad)
-            )
-            rates.check(program, strides)
-            # The least latency of a word through a tile: three more words to fill, then write, fetch and read.
-            fill = 4 if memory == "pub" else 0
-            slack = {
-                n: 2 + fill + wait + (1 if memory == "pub" else 0) + fill * (max(1, _pace(strides[n])) - 1)
-                for n in program.buffers
-            }
-            whole = _whole(program, strides, slack) if way.whole else None
-            plan = stencil.schedule(program, strides, "coarse" if coarse else "stencil", slack, whole)
+            plan = _scheduled(program, memory, way, pad, wait)
             tried += 1
             try:
-                wiring, tiles = _stored(program, plan, memory, threshold, way.tiles)
+                mapped = _stored(program, plan, memory, threshold, way.tiles)
             except CapacityError as found:
                 # Waiting longer makes it no smaller.
                 error = found
@@ -154,17 +131,35 @@ def _compiled(program: Program, memory: str, threshold: int, retries: int, overl
             except MappingError as found:
                 error = found
                 continue
-            mapped = Mapped(_scheduled(program, plan), plan, wiring, tuple(tiles), sum(map(_pes, program.statements)))
             _fits(mapped)
-            if not coarse:
+            if not rates.is_coarse(program):
                 return mapped
             # Whether weights share tiles depends on when they are read: a few more schedules show it.
             found_at = min(found_at, wait)
-            if best is None or (len(tiles), plan.last_cycle) < (len(best.tiles), best.schedule.last_cycle):
+            if best is None or (len(mapped.tiles), plan.last_cycle) < (len(best.tiles), best.schedule.last_cycle):
                 best = mapped
     if best is not None:
         return best
     raise MappingError(f"no mapping after {tried} schedules; the last one: {error}")
+
+
+def _scheduled(program: Program, memory: str, way: "_Way", pad: int, wait: int) -> Schedule:
+    """The schedule of a way. pad: cycles that rows are longer; wait: that buffers whose distances vary wait longer."""
+    tile, coarse = memories.member(memory).PARAMETERS, rates.is_coarse(program)
+    strides = rates.coarse(program, pad, tile.fetch, way.paced, way.overlap) if coarse else rates.stencil(program, pad)
+    rates.check(program, strides)
+    # The least latency of a word through a tile: three more words to fill, then write, fetch and read.
+    fill, least = (4, 7) if memory == "pub" else (0, 2)
+    slack = {n: least + wait + fill * (max((1, *strides[n][-1:])) - 1) for n in program.buffers}
+    whole = {n: schedule.finished(program, strides, n) + slack[n] for n in program.buffers} if way.whole else None
+    return schedule.schedule(program, strides, slack, whole)
+
+
+def _stored(program: Program, plan: Schedule, memory: str, threshold: int, most: int) -> Mapped:
+    """The mapping of a schedule. most: tiles of a chain. Raises `MappingError`."""
+    tile = memories.member(memory).PARAMETERS
+    wiring = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold, most)
+    return Mapped(program, plan, wiring, tuple(pack(memory, wiring.uses)), sum(map(_pes, program.statements)))
 
 
 @dataclass(frozen=True)
@@ -180,11 +175,11 @@ class _Way:
     overlap: bool = False
 
 
-def _ways(program, coarse, fetch, overlap) -> list[_Way]:
+def _ways(program: Program, fetch: int) -> list[_Way]:
     """The ways to try, the one that needs fewest tiles first."""
-    if not coarse:
+    if not rates.is_coarse(program):
         return [_Way(), _Way(tiles=MEMORY_TILES)]
-    shared = overlap and rates.has_outer(program)
+    shared = rates.has_outer(program)
     usual, other = (rates.coarse(program, 0, fetch, paced, shared) for paced in (False, True))
     paces = [False, True] if usual != other else [False]
     alone = [_Way(paced) for paced in paces]
@@ -197,46 +192,6 @@ def _ways(program, coarse, fetch, overlap) -> list[_Way]:
     return found
 
 
-def _whole(program, strides, slack) -> dict[str, int]:
-    """Cycles from the start of a buffer's writes until all its words can be read."""
-    found = {}
-    for name, buffer in program.buffers.items():
-        steps, offset = stencil.written(program, strides, name)
-        found[name] = offset + sum(k * (e - 1) for k, e in zip(steps, buffer.shape, strict=True)) + slack[name]
-    return found
-
-
-def _stored(program, plan, memory, threshold, most):
-    """``(wiring, tiles)`` with banks, or with copies of buffers where these need fewer tiles or banks fit none."""
-    tile, error, found = memories.member(memory).PARAMETERS, None, []
-    for banked in (True, False):
-        made = None
-        try:
-            made = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold, banked, most)
-            found.append((made, pack(memory, made.uses)))
-        except MappingError as reason:
-            error = reason
-        if made is not None and not made.banks:
-            break
-    if error is not None and not found:
-        raise error
-    return min(found, key=lambda each: len(each[1]))
-
-
-def _scheduled(program: Program, plan: Schedule) -> Program:
-    """`program` whose ports know when they move words: a write of a reduction with its last iteration."""
-    maps = {s.name: plan.map(s) for s in program.statements}
-    for n in program.inputs:
-        axes = [f"i{d}" for d in range(len(program.buffers[n].shape))]
-        time_ = " + ".join([*(f"{k}*{a}" for k, a in zip(plan.strides[n], axes, strict=True)), str(plan.starts[n])])
-        maps[n] = f"{{ {n}[{', '.join(axes)}] -> [{time_}] }}"
-    buffers = {
-        n: replace(b, ports=tuple(replace(p, schedule=maps[p.statement]) for p in b.ports))
-        for n, b in program.buffers.items()
-    }
-    return replace(program, buffers=buffers)
-
-
 def _fits(mapped: Mapped) -> None:
     """Raise `MappingError` for more tiles or PEs than the array has, and for a controller that waits longer than its
     counter tells."""
@@ -245,21 +200,19 @@ def _fits(mapped: Mapped) -> None:
         raise MappingError(f"needs {tiles} memory tiles and {pes} PEs; the array has {MEMORY_TILES} and {PES}")
     program, plan = mapped.program, mapped.schedule
     extents = {n: program.buffers[n].shape for n in program.inputs} | {s.name: s.extents for s in program.statements}
-    controllers = [(n, e[::-1], plan.starts[n], plan.strides[n][::-1]) for n, e in extents.items()]
-    controllers += [
-        (f"{name} of {t.buffers[0]}", g.extents, *g.cycle) for t in mapped.tiles for name, g in t.controllers.items()
+    controllers = [
+        (n, Controller(e[::-1], Affine(plan.starts[n], plan.strides[n][::-1]), {})) for n, e in extents.items()
     ]
-    for name, counts, start, strides in controllers:
-        inner = np.cumsum([0, *((e - 1) * s for e, s in zip(counts, strides, strict=True))])
-        gap = max([0, *(s - i for e, s, i in zip(counts, strides, inner, strict=False) if e > 1)])
-        if start >= COUNTER or gap > COUNTER:
+    controllers += [(f"{name} of {t.buffers[0]}", g) for t in mapped.tiles for name, g in t.controllers.items()]
+    for name, g in controllers:
+        loops = list(zip(g.extents, g.cycle.strides, strict=True))
+        inner = np.cumsum([0, *((e - 1) * s for e, s in loops)])
+        gap = max([0, *(s - i for (e, s), i in zip(loops, inner, strict=False) if e > 1)])
+        if g.cycle.start >= COUNTER or gap > COUNTER:
             raise MappingError(
-                f"{name}: starts at cycle {start} and waits {gap} cycles at most; a counter tells {COUNTER} apart"
+                f"{name}: starts at cycle {g.cycle.start} and waits {gap} cycles at most; a counter tells {COUNTER} "
+                "apart"
             )
-
-
-def _pace(strides) -> int:
-    return strides[-1] if strides else 1
 
 
 def _pes(statement) -> int:

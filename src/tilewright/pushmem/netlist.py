@@ -12,7 +12,8 @@ from tilewright.pushmem import recurrence, rtl, settings
 from tilewright.pushmem.configuration import configurations, place
 from tilewright.pushmem.errors import RunError, need
 from tilewright.pushmem.mapping import Mapped
-from tilewright.pushmem.simulate import DRAIN, input_words
+from tilewright.pushmem.simulate import input_words
+from tilewright.pushmem.streams import DRAIN
 
 _TILE, _CHAINED = "push_tile", "push_tile_of_a_chain"
 # What inputs carry where no word is due: a word that shows in a result if it is taken.
@@ -176,12 +177,9 @@ def _top(mapped, widths):
                     first = first & (loops[name] == 0)
                     final = final & (loops[name] == extent - 1)
                 total, result = Signal(16, name=f"sum_{s.name}"), Signal(16, name=f"result_{s.name}")
-                joined = {
-                    "+": (word + total)[:16],
-                    "min": Mux(word < total, word, total),
-                    "max": Mux(word < total, total, word),
-                }[s.reduction]
-                m.d.comb += result.eq(Mux(first, word, joined))
+                less = word.as_signed() < total.as_signed() if s.signed else word < total
+                joined = {"+": (word + total)[:16], "min": Mux(less, word, total), "max": Mux(less, total, word)}
+                m.d.comb += result.eq(Mux(first, word, joined[s.reduction]))
                 with m.If(control.fire):
                     m.d.sync += total.eq(result)
                 word = result
@@ -189,20 +187,6 @@ def _top(mapped, widths):
             if s.name in program.outputs:
                 k = program.outputs.index(s.name)
                 m.d.comb += [self.words_out[k].eq(word), self.valid[k].eq(control.fire & final)]
-
-        def _index(self, i, loops):
-            match i.kind:
-                case "var":
-                    return loops[i.args[0]].as_signed()
-                case "const":
-                    return C(i.args[0])
-                case "add":
-                    return self._index(i.args[0], loops) + self._index(i.args[1], loops)
-                case "mul":
-                    return self._index(i.args[0], loops) * i.args[1]
-                case "floordiv":
-                    return self._index(i.args[0], loops) // i.args[1]
-            return self._index(i.args[0], loops) % i.args[1]
 
         def _value(self, m, e, reads, loops):
             # Every operation has a wire of its own, so that texts stay short where a result is used twice.
@@ -213,7 +197,7 @@ def _top(mapped, widths):
                 case "read":
                     return reads[e[1]]
                 case "index":
-                    m.d.comb += result.eq(self._index(e[1], loops))
+                    m.d.comb += result.eq(e[1].evaluate({name: value.as_signed() for name, value in loops.items()}))
                     return result
                 case "lut":
                     place = self._value(m, e[2], reads, loops) & (len(e[1]) - 1)

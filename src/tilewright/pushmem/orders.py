@@ -6,11 +6,11 @@ of the outer loops transposes the stage's buffer; stages that follow its pace ar
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilewright.pushmem.errors import ProgramError
-from tilewright.pushmem.program import Access, Program, Statement, UnifiedBuffer
+from tilewright.pushmem.program import Access, Program, Statement
 
 AUTO = "auto"
 # ASSUME: orders beyond this many, those of the least cycles first, are not compiled. The apps have four.
@@ -24,7 +24,7 @@ def legal(statement: Statement) -> Iterator[tuple[str, ...]]:
         yield (*one, *other)
 
 
-def check(statement: Statement, order) -> None:
+def check(statement: Statement, order: str | Sequence[str]) -> None:
     """Raise `ProgramError` unless `order` is `AUTO` or a legal order of the loops of `statement`."""
     name, known = statement.name, ", ".join(statement.loops)
     if order == AUTO:
@@ -69,8 +69,8 @@ def reordered(program: Program, orders: dict[str, tuple[str, ...]]) -> Program:
         extents = dict(zip(s.loops, s.extents, strict=True))
         if order[: s.rank] != s.loops[: s.rank]:
             axes[s.name] = tuple(s.loops.index(n) for n in order[: s.rank])
-            old: UnifiedBuffer = buffers[s.name]
-            buffers[s.name] = replace(old, shape=tuple(old.shape[d] for d in axes[s.name]))
+            shape = buffers[s.name].shape
+            buffers[s.name] = replace(buffers[s.name], shape=tuple(shape[d] for d in axes[s.name]))
         statements.append(replace(s, loops=order, extents=tuple(extents[n] for n in order), reads=reads))
     return replace(program, statements=tuple(statements), buffers=buffers, axes=axes)
 

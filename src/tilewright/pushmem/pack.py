@@ -1,13 +1,15 @@
 """Streams to tiles: ports, capacity and the SRAM's cycles decide what shares one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tilewright.pushmem import memories
-from tilewright.pushmem.affine import fit
 from tilewright.pushmem.errors import MappingError
-from tilewright.pushmem.vectorise import Generator, Use, generator, plan_dp, plan_pub
+from tilewright.pushmem.fit import integers
+from tilewright.pushmem.settings import Controller
+from tilewright.pushmem.vectorise import Use, controller, plan_dp, plan_pub
 
 
 @dataclass(frozen=True)
@@ -36,22 +38,22 @@ class TileUse:
     buffers: tuple[str, ...]
     sources: tuple[str, ...]
     targets: tuple[str, ...]
-    controllers: dict[str, Generator]
+    controllers: dict[str, Controller]
     chain: Chain | None = None
 
     @property
-    def member(self):
+    def member(self) -> memories.Memory:
         """The memory, as a tile of a chain where it is one."""
         return memories.member(self.memory) if self.chain is None else memories.chained(self.memory)
 
 
-def plan(memory: str, uses: list[Use]) -> dict[str, Generator] | None:
+def plan(memory: str, uses: list[Use]) -> dict[str, Controller] | None:
     """Controllers of one tile that serves `uses`, or of every tile of a chain that serves one use; or None."""
     depth = memories.member(memory).PARAMETERS.depth * (Chain(0, uses[0].tiles).mask + 1)
     return plan_pub(uses, depth=depth) if memory == "pub" else plan_dp(uses, depth)
 
 
-def pack(memory: str, uses: tuple[Use, ...]) -> list[TileUse]:
+def pack(memory: str, uses: Sequence[Use]) -> list[TileUse]:
     """Tiles for all `uses`, first fit with the largest first. Raises `MappingError` where a stream fits no tile."""
     tile = memories.member(memory).PARAMETERS
     parts = [
@@ -60,7 +62,7 @@ def pack(memory: str, uses: tuple[Use, ...]) -> list[TileUse]:
         for k in range(0, len(use.reads), tile.outputs)
     ]
     parts.sort(key=lambda u: -len(u.reads))
-    known: dict[tuple, dict[str, Generator] | None] = {}
+    known: dict[tuple, dict[str, Controller] | None] = {}
 
     def plan_once(uses):
         key = tuple(
@@ -72,7 +74,7 @@ def pack(memory: str, uses: tuple[Use, ...]) -> list[TileUse]:
         return known[key]
 
     bins: list[list[Use]] = []
-    plans: list[dict[str, Generator]] = []
+    plans: list[dict[str, Controller]] = []
     for part in parts:
         for b, held in enumerate(bins):
             outputs = len(part.reads) + sum(len(u.reads) for u in held)
@@ -118,13 +120,13 @@ def _why(use: Use, memory: str) -> str:
     tile, where = memories.member(memory).PARAMETERS, _on(memory, use)
     named = [("what comes in", use.write), *((f"output {target}", read) for target, read in use.reads)]
     for _, stream in named:
-        found = fit(np.stack([stream.times, stream.addresses], axis=1), 2 * tile.levels)
+        found = integers(np.stack([stream.times, stream.addresses], axis=1), 2 * tile.levels)
         if found is not None and len(found[0]) > tile.levels:
             text = f"{len(found[0])} loops after flattening; a controller has {tile.levels}, and there is no schedule"
             return f"{text} on {where}"
     text = f"no conflict-free affine schedule on {where}"
     for name, stream in named:
-        if generator(stream.times, address=stream.addresses) is None:
+        if controller(stream.times, address=stream.addresses) is None:
             at = int(stream.times[0])
             return f"{text}: {name}, from cycle {at} on, is not {tile.levels} loops; a box of other sides would help"
     # A wide word is filled, written, fetched, and goes out two cycles later.

@@ -1,4 +1,4 @@
-"""The lowered program: buffers, statements and accesses, as plain records; isl objects are text."""
+"""The lowered program: buffers, statements and accesses, as plain records."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Statement:
 
     loops: names of the loop variables, outermost first; the last ``len(loops) - rank`` are reduced. extents: of the
     loops. expression: nested tuples over ``("read", k)``, ``("const", v)``, ``("index", Index)``, ``("lut", table, a)``
-    and ``(operation, signed, *args)``.
+    and ``(operation, signed, *args)``. signed: whether the reduction takes its words as signed numbers.
     """
 
     name: str
@@ -35,45 +35,15 @@ class Statement:
     reads: tuple[Access, ...]
     expression: Any
     reduction: str = ""
-
-    @property
-    def domain(self) -> str:
-        """The loops as an isl set."""
-        bounds = " and ".join(f"0 <= {n} < {e}" for n, e in zip(self.loops, self.extents, strict=True))
-        return f"{{ {self.name}[{', '.join(self.loops)}] : {bounds} }}" if bounds else f"{{ {self.name}[] }}"
-
-    def access(self, k: int) -> str:
-        """Read `k` as an isl map."""
-        read = self.reads[k]
-        return f"{{ {self.name}[{', '.join(self.loops)}] -> {read.buffer}[{', '.join(map(str, read.indices))}] }}"
-
-    @property
-    def write(self) -> str:
-        """The write as an isl map."""
-        return f"{{ {self.name}[{', '.join(self.loops)}] -> {self.name}[{', '.join(self.loops[: self.rank])}] }}"
+    signed: bool = False
 
 
 @dataclass(frozen=True)
-class Port:
-    """A static access of a buffer. kind: in or out, seen from the buffer. schedule: an isl map, once it is known."""
+class Buffer:
+    """The words of an input or a stage."""
 
-    name: str
-    kind: str
-    domain: str
-    access: str
-    statement: str
-    schedule: str = ""
-
-
-@dataclass(frozen=True)
-class UnifiedBuffer:
-    """The words of an input or a stage, with all the ports that touch them."""
-
-    name: str
     shape: tuple[int, ...]
     dtype: str
-    ports: tuple[Port, ...] = ()
-    bits: int = dsl.BITS
 
 
 @dataclass(frozen=True)
@@ -87,11 +57,15 @@ class Program:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    buffers: dict[str, UnifiedBuffer]
+    buffers: dict[str, Buffer]
     statements: tuple[Statement, ...]
     origins: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = field(default_factory=dict)
     orders: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def statement(self, name: str) -> Statement:
+        """The statement that writes buffer `name`."""
+        return next(s for s in self.statements if s.name == name)
 
     def as_written(self, name: str, words: np.ndarray) -> np.ndarray:
         """The array of buffer `name` with its dimensions as the stage names them."""
@@ -103,8 +77,8 @@ def buffer_name(source: dsl.Source, lane: dict[int, int]) -> str:
     return "_".join([source.name, *(str(v) for _, v in sorted(lane.items()))])
 
 
-def lower(outputs: tuple[dsl.Stage, ...]) -> Program:
-    """The program of the stages `outputs`. Raises `ProgramError`."""
+def lower(outputs: dsl.Outputs) -> Program:
+    """The program of the stages `outputs`. Raises `ProgramError`, also for a read that no write covers."""
     outputs = dsl.stages(outputs)
     sources = dsl.stages_of(outputs)
     buffers, statements, origins, inputs = {}, [], {}, []
@@ -115,7 +89,7 @@ def lower(outputs: tuple[dsl.Stage, ...]) -> Program:
                 raise ProgramError(f"two copies of inputs or stages are called {name!r}; expected another name")
             # Where all dimensions are in space, a copy is one word, in a dimension of its own.
             shape = tuple(e for d, e in enumerate(source.shape) if d not in lane) or (1,)
-            buffers[name] = UnifiedBuffer(name, shape, source.dtype)
+            buffers[name] = Buffer(shape, source.dtype)
             origins[name] = (source.name, tuple(sorted(lane.items())))
             if isinstance(source, dsl.Stage):
                 statements.append(_statement(source, lane, name))
@@ -127,7 +101,22 @@ def lower(outputs: tuple[dsl.Stage, ...]) -> Program:
         if name not in used and name not in names:
             raise ProgramError(f"{name}: no stage reads it, and it is no output")
     orders = {s.name: s.order for s in sources if isinstance(s, dsl.Stage) and s.order is not None}
+    for s in statements:
+        _check_ranges(s, buffers)
     return Program(tuple(inputs), names, buffers, tuple(statements), origins, orders)
+
+
+def _check_ranges(s: Statement, buffers: dict[str, Buffer]) -> None:
+    """Raise `ProgramError` for a read outside the box of a buffer; the message names stage, index and range."""
+    grid = dict(zip(s.loops, np.indices(s.extents, sparse=True), strict=True))
+    for read in s.reads:
+        for i, extent in zip(read.indices, buffers[read.buffer].shape, strict=True):
+            places = np.asarray(i.evaluate(grid))
+            low, high = int(places.min()), int(places.max())
+            if low < 0 or high >= extent:
+                raise ProgramError(
+                    f"{s.name}: index {i} of {read.buffer} spans {low}..{high}, not within 0..{extent - 1}"
+                )
 
 
 def _statement(stage: dsl.Stage, lane: dict[int, int], name: str) -> Statement:
@@ -150,7 +139,7 @@ def _statement(stage: dsl.Stage, lane: dict[int, int], name: str) -> Statement:
             e = dsl.Op(reduction, (e, term), term.signed)
     reads: list[Access] = []
     expression = _expression(e, reads, stage.name)
-    return Statement(name, tuple(loops), tuple(extents), rank, tuple(reads), expression, reduction)
+    return Statement(name, tuple(loops), tuple(extents), rank, tuple(reads), expression, reduction, e.signed)
 
 
 def _expression(e: dsl.Expression, reads: list[Access], stage: str) -> Any:

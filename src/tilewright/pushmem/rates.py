@@ -5,6 +5,7 @@ one iteration a cycle, and gives what reads their results the pace of those resu
 """
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 
 from tilewright.pushmem.errors import ProgramError
@@ -27,7 +28,7 @@ def turns(statement: Statement) -> bool:
     return False
 
 
-def raster(shape) -> tuple[int, ...]:
+def raster(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides of a box, a word a cycle, row by row."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 

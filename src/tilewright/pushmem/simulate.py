@@ -6,6 +6,7 @@ and a word that is taken before it is there are errors that name cycle and unit.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +18,9 @@ from tilewright.pushmem.mapping import Mapped
 from tilewright.pushmem.memories import Link
 from tilewright.pushmem.pack import TileUse
 from tilewright.pushmem.program import Program, Statement
+from tilewright.pushmem.streams import DRAIN
 
-# Cycles after the last output in which nothing may go wrong either.
-DRAIN = 64
-_REDUCED = {"+": np.sum, "min": np.min, "max": np.max}
+_REDUCED: dict[str, Callable[..., np.ndarray]] = {"+": np.sum, "min": np.min, "max": np.max}
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _Array:
         words = np.broadcast_to(_word(s.expression, reads, loops), times.shape)
         inner = tuple(range(s.rank, len(s.loops)))
         if inner:
-            words = _REDUCED[s.reduction](words, axis=inner) & dsl.WORD
+            words = _REDUCED[s.reduction](dsl.number(words, s.signed), axis=inner) & dsl.WORD
             times = times.max(axis=inner)
         column.put(times.ravel(), words.ravel())
         self.finished[s.name] = times, words

@@ -1,53 +1,27 @@
-"""How many words of a buffer live at once, and addresses that need no more than these.
+"""How many words of a buffer live at once, and addresses that need no more places than these.
 
 Word v lives from its write to its last read. A slot is read before it is written and is free from the next cycle on, so
-that words v and w conflict where ``write(v) <= last(w)`` and ``write(w) <= last(v)``. Two layouts keep them apart:
-
-- *linear*: the address modulo 1 + the largest difference of conflicting addresses;
-- *dimensions*: each index modulo 1 + the largest difference in this dimension of conflicting words whose outer indices
-  agree (successive moduli: Lefebvre and Feautrier, Parallel Computing 1998).
-
-The smaller one is taken, the linear one where they tie. A tile's own addresses wrap, so that a linear layout that fits
-the tile costs nothing, and is taken there.
+that words v and w conflict where ``write(v) <= last(w)`` and ``write(w) <= last(v)``. Addresses modulo 1 + the largest
+difference of conflicting ones keep them apart. A tile's own addresses wrap, so that such a layout costs nothing.
 """
 
 import heapq
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-LINEAR, DIMENSIONS = "linear", "dimensions"
-
 
 @dataclass(frozen=True)
 class Layout:
-    """kind: `LINEAR` or `DIMENSIONS`. moduli: one, or one for each dimension. pitch: steps of the linear address.
-    live: words that live at once, at most; no layout is smaller."""
+    """size: places that the buffer takes, the modulus of its addresses. live: words that live at once, at most; no
+    layout is smaller."""
 
-    kind: str
-    moduli: tuple[int, ...]
-    pitch: tuple[int, ...]
+    size: int
     live: int
 
-    @property
-    def size(self) -> int:
-        """Words that the buffer takes."""
-        return math.prod(self.moduli)
 
-    def addresses(self, indices: list[np.ndarray] | np.ndarray) -> np.ndarray:
-        """int64: the address of each index, an array for each dimension. Linear ones are left to the tile to wrap."""
-        if self.kind == LINEAR:
-            return _linear(indices, self.pitch)
-        folded = [np.asarray(i, np.int64) % m for i, m in zip(indices, self.moduli, strict=True)]
-        return _linear(folded, [math.prod(self.moduli[d + 1 :]) for d in range(len(self.moduli))])
-
-
-def _linear(indices, pitch):
-    return sum((np.asarray(i, np.int64) * k for i, k in zip(indices, pitch, strict=True)), np.int64(0))
-
-
-def pitches(shape, fetch: int) -> tuple[int, ...]:
+def pitches(shape: Sequence[int], fetch: int) -> tuple[int, ...]:
     """Steps of the linear address; rows are padded to whole wide words of `fetch`."""
     pitch = [1] * len(shape)
     for d in reversed(range(len(shape) - 1)):
@@ -55,44 +29,19 @@ def pitches(shape, fetch: int) -> tuple[int, ...]:
     return tuple(pitch)
 
 
-def layout(
-    shape: tuple[int, ...],
-    indices: list[np.ndarray],
-    write: np.ndarray,
-    last: np.ndarray,
-    fetch: int = 1,
-    free: int = 0,
-) -> Layout:
-    """The smaller `Layout` of a buffer.
-
-    indices: int64 [words] for each dimension; write, last: cycles, int64 [words], of those words alone that are read.
-    Where `fetch` is more than 1, rows begin with a wide word. free: words up to which the linear layout is taken.
-    """
-    pitch = pitches(shape, fetch)
-    linear = Layout(LINEAR, (modulus(_linear(indices, pitch), write, last),), pitch, live(write, last))
-    if linear.size <= free:
-        return linear
-    moduli, group = [], np.zeros(len(write), np.int64)
-    for d, index in enumerate(indices):
-        order = np.argsort(group, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
-        found = max((modulus(np.asarray(index)[p], write[p], last[p]) for p in parts), default=1)
-        moduli.append(-(-found // fetch) * fetch if d == len(indices) - 1 else found)
-        group = group * shape[d] + index
-    other = Layout(DIMENSIONS, tuple(moduli), pitch, linear.live)
-    return min(linear, other, key=lambda each: each.size)
+def layout(addresses: np.ndarray, write: np.ndarray, last: np.ndarray) -> Layout:
+    """The `Layout` of a buffer. addresses, write, last: of the words that are read, int64 [words]."""
+    return Layout(modulus(addresses, write, last), live(write, last))
 
 
-def tiles(layout: Layout, span: int, capacity: int) -> int:
-    """Tiles of `capacity` words that hold a layout; 1 where it fits one.
+def tiles(size: int, span: int, capacity: int) -> int:
+    """Tiles of `capacity` words that hold `size` places; 1 where they fit one.
 
     span: 1 + the largest address before it wraps. A chain of tiles wraps behind a power of two of them. Where addresses
     need not wrap, each tile counts.
     """
-    needed = -(-layout.size // capacity)
-    if needed <= 1 or layout.kind == DIMENSIONS:
-        return max(1, needed)
-    return min(1 << (needed - 1).bit_length(), -(-span // capacity))
+    needed = max(1, -(-size // capacity))
+    return min(1 << (needed - 1).bit_length(), -(-span // capacity)) if needed > 1 else 1
 
 
 def modulus(addresses: np.ndarray, write: np.ndarray, last: np.ndarray) -> int:

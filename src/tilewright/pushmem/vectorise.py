@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.pushmem.affine import fit, generate
+from tilewright.pushmem.fit import integers
+from tilewright.pushmem.settings import Affine, Controller, generate
 
 AGG_ROWS = 4
 TB_ROWS = 2
@@ -47,25 +48,14 @@ class Use:
     tiles: int = 1
 
 
-@dataclass(frozen=True)
-class Generator:
-    """Loops, innermost first; start and strides of the cycle and of each address."""
-
-    extents: tuple[int, ...]
-    cycle: tuple[int, tuple[int, ...]]
-    addresses: tuple[tuple[str, int, tuple[int, ...]], ...]
-
-
-def generator(times: np.ndarray, **addresses) -> Generator | None:
+def controller(times: np.ndarray, **addresses: np.ndarray) -> Controller | None:
     """The loops of events at `times` with the given addresses, or None where six levels do not hold them."""
     table = np.stack([times, *addresses.values()], axis=1)
-    found = fit(table)
+    found = integers(table)
     if found is None:
         return None
-    extents, strides = found
-    columns = [tuple(s[c] for s in strides) for c in range(table.shape[1])]
-    named = tuple((n, int(table[0, c]), columns[c]) for c, n in enumerate(addresses, 1))
-    return Generator(tuple(extents), (int(table[0, 0]), columns[0]), named)
+    affines = [Affine(int(start), tuple(s[c] for s in found[1])) for c, start in enumerate(table[0])]
+    return Controller(tuple(found[0]), affines[0], dict(zip(addresses, affines[1:], strict=True)))
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,7 @@ def _runs(wide):
 
 def _bases(first, wide, split=False):
     """Affine schedules near `first`: its own, and others whose inner stride differs."""
-    own = fit(np.stack([first, wide], axis=1), 5)
+    own = integers(np.stack([first, wide], axis=1), 5)
     if own is None:
         return
     extents, strides = own
@@ -135,7 +125,7 @@ def read_choices(stream: Stream, fetch: int) -> list[_Choice]:
         low = max(low, high - 8)
         if low <= high:
             choices.append(_Choice(base, low, high, wide[starts], ("runs", tb)))
-    shape = fit(np.stack([stream.times, stream.addresses], axis=1))
+    shape = integers(np.stack([stream.times, stream.addresses], axis=1))
     if shape and shape[0]:
         choices += _pairs(stream, fetch, shape[0][0])
     return choices
@@ -163,7 +153,7 @@ def _pairs(stream, fetch, inner):
     return choices
 
 
-def plan_pub(uses: list[Use], fetch: int = 4, depth: int = 512) -> dict[str, Generator] | None:
+def plan_pub(uses: list[Use], fetch: int = 4, depth: int = 512) -> dict[str, Controller] | None:
     """Controllers of one tile of the kind `pub` for all `uses`, or None where no schedule was found."""
     steps: list[tuple[int, int | None, list[_Choice]]] = []
     share = len(uses)
@@ -236,24 +226,24 @@ def _useful(stream, choice, fetch, events):
 
 
 def _controllers(uses, steps, chosen, fetch, share):
-    made: dict[str, Generator | None] = {}
+    made: dict[str, Controller | None] = {}
     port = 0
     for (u, r, _), (_, choice, events) in zip(steps, chosen, strict=True):
         sram = choice.wide * share + u
         if r is None:
             stream = uses[u].write
             _, _, run = _runs(stream.addresses // fetch)
-            made[f"in2agg{u}"] = generator(stream.times, agg=run * fetch + stream.addresses % fetch)
-            made[f"agg2sram{u}"] = generator(events, agg_row=np.arange(len(events)), sram=sram)
+            made[f"in2agg{u}"] = controller(stream.times, agg=run * fetch + stream.addresses % fetch)
+            made[f"agg2sram{u}"] = controller(events, agg_row=np.arange(len(events)), sram=sram)
         else:
             stream = uses[u].reads[r][1]
-            made[f"sram2tb{port}"] = generator(events, sram=sram, tb_row=np.arange(len(events)))
-            made[f"tb2out{port}"] = generator(stream.times, tb=choice.template[1])
+            made[f"sram2tb{port}"] = controller(events, sram=sram, tb_row=np.arange(len(events)))
+            made[f"tb2out{port}"] = controller(stream.times, tb=choice.template[1])
             port += 1
     return None if None in made.values() else made
 
 
-def plan_dp(uses: list[Use], depth: int = 2048) -> dict[str, Generator] | None:
+def plan_dp(uses: list[Use], depth: int = 2048) -> dict[str, Controller] | None:
     """Controllers of a dual-port tile: one word written and one read a cycle, the word read is out a cycle later."""
     (use,) = uses
     (_, read), write = use.reads[0], use.write
@@ -267,7 +257,7 @@ def plan_dp(uses: list[Use], depth: int = 2048) -> dict[str, Generator] | None:
     if size > depth and (there[depth:] < last[:-depth]).any():
         return None
     made: dict[str, Any] = {
-        "in2sram0": generator(write.times, sram=write.addresses),
-        "sram2out0": generator(fetched, sram=read.addresses),
+        "in2sram0": controller(write.times, sram=write.addresses),
+        "sram2out0": controller(fetched, sram=read.addresses),
     }
     return None if None in made.values() else made
