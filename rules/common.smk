@@ -234,7 +234,7 @@ def pictures_modules(wildcards):
 
 def configuring_modules(wildcards):
     """Modules entered: those that configure a memory tile from an example stream."""
-    return experiments.member("configure").of_stream(wildcards.stream, CONFIG.push.memory)
+    return experiments.member("configure").of_stream(CONFIG.push.memory)
 
 
 def configuring_arguments(wildcards):
@@ -246,7 +246,7 @@ def configuring_arguments(wildcards):
 
 def app_modules(wildcards):
     """Modules entered: those of a program on push memories."""
-    return experiments.member("push").of_app(wildcards.app, wildcards.memory)
+    return experiments.member("push").of_app(wildcards.memory)
 
 
 def of_classifier(wildcards):

@@ -27,7 +27,6 @@ rule configure:
 
 rule push_map:
     output:
-        program="results/push/{app}/{memory}/program.json",
         mapped="results/push/{app}/{memory}/mapped.json",
     log:
         "logs/push/{app}.{memory}.map.log",
@@ -51,7 +50,6 @@ rule push_map:
 
 rule push_configure:
     input:
-        "results/push/{app}/{memory}/program.json",
         "results/push/{app}/{memory}/mapped.json",
     output:
         config="results/push/{app}/{memory}/config.json",

@@ -1,12 +1,21 @@
 """Programs and words for tests of push memories."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
-from tilewright.pushmem import dsl, simulate
+from tilewright.pushmem import dsl, mapping, simulate
 from tilewright.pushmem.dsl import Input, Stage, maximum
 from tilewright.pushmem.errors import RunError
+from tilewright_study.experiments.push import apps
+
+
+@functools.cache
+def compiled(app, memory="pub"):
+    """``(outputs, mapped app)``, compiled once a run."""
+    outputs = apps.program(app)
+    return outputs, mapping.compile(outputs, memory)
 
 
 def words(outputs, seed=0, value=None):

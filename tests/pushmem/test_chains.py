@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from helpers import extras
 from helpers.push import fails, without_parts, words
-from tilewright.pushmem import apps, configuration, mapping, netlist, simulate, storage
+from tilewright.pushmem import configuration, mapping, netlist, simulate, storage
 from tilewright.pushmem.dsl import Input, Stage
 from tilewright.pushmem.errors import MappingError
-
-extras.need("islpy")
+from tilewright_study.experiments.push import apps
 
 CAPACITY = 2048
 
@@ -46,10 +45,9 @@ def test_words_that_live_together_have_places_of_their_own(data):
     n = shape[0] * shape[1]
     write = np.array(data.draw(st.permutations(range(n))))
     last = write + np.array(data.draw(st.lists(st.integers(0, 12), min_size=n, max_size=n)))
-    indices = np.indices(shape).reshape(2, -1)
-    kept = storage.layout(shape, indices, write, last, 1, 64 * capacity)
-    addresses = kept.addresses(indices)
-    count = storage.tiles(kept, int(addresses.max()) + 1, capacity)
+    addresses = np.arange(n)
+    kept = storage.layout(addresses, write, last)
+    count = storage.tiles(kept.size, int(addresses.max()) + 1, capacity)
     mask = (1 << (count - 1).bit_length()) - 1
     tile, place = addresses // capacity & mask, addresses % capacity
     assert tile.max() < count
@@ -81,10 +79,8 @@ def test_a_tile_holds_2048_words_and_one_more_takes_a_chain(memory):
 def test_the_last_word_of_a_tile_and_the_first_of_the_next():
     mapped, data = exact(turned(64, 64)), words(turned(64, 64), value=0)
     assert chains(mapped) == [2]
-    (kept,) = mapped.wiring.layouts.values()
     for address in (CAPACITY - 1, CAPACITY):
-        place = np.flatnonzero(kept.addresses(np.indices((64, 64)).reshape(2, -1)) == address)
-        data["in"].ravel()[place] = 1 + address
+        data["in"].ravel()[address] = 1 + address
     found = simulate.run(mapped, data).outputs["turned"]
     np.testing.assert_array_equal(found, data["in"].T)
     assert sorted(found[found > 0]) == [CAPACITY, CAPACITY + 1]

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from helpers import extras
 from helpers.push import words
-from tilewright.pushmem import apps, dsl, halide, mapping, simulate
-from tilewright.pushmem.apps import resnet
-from tilewright.pushmem.apps._common import BINOMIAL
-from tilewright.pushmem.apps.harris import BOX, SOBEL_X, SOBEL_Y, THRESHOLD
+from tilewright.pushmem import dsl, halide, mapping, simulate
 from tilewright.pushmem.errors import ProgramError
 from tilewright.pushmem.program import lower
+from tilewright_study.experiments.push import apps
+from tilewright_study.experiments.push.apps import BINOMIAL, BOX, SOBEL_X, SOBEL_Y, THRESHOLD
 
-extras.need("islpy", "halide")
+extras.need("halide")
 import halide as hl  # noqa: E402
 
 X, Y, C = hl.Var("x"), hl.Var("y"), hl.Var("c")
@@ -82,7 +81,7 @@ def harris():
 
 
 def convolution():
-    channels = resnet.CHANNELS
+    channels = 8
     source, weights = image("in", channels, 30, 30), image("weights", channels, channels, 3, 3)
     sums, box = hl.Func("sums"), hl.RDom([(0, 3), (0, 3), (0, channels)])
     sums[X, Y, C] = hl.u16(0)

@@ -7,11 +7,12 @@ import pytest
 
 from helpers import extras
 from helpers.push import stencils, words
-from tilewright.pushmem import apps, dsl, mapping, netlist, simulate
-from tilewright.pushmem.apps._common import BINOMIAL, window
+from tilewright.pushmem import dsl, mapping, netlist, simulate
 from tilewright.pushmem.dsl import Input
+from tilewright_study.experiments.push import apps
+from tilewright_study.experiments.push.apps import BINOMIAL, window
 
-extras.need("islpy", "amaranth", "pyosys")
+extras.need("amaranth", "pyosys")
 # Seconds that a build may take, on one core.
 BUILD_S = 15
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers import extras
-from tilewright.pushmem import examples, fit, memories, parts, recurrence, settings, solve, streams
+from tilewright.pushmem import fit, memories, parts, recurrence, settings, solve, streams
 from tilewright.pushmem.memories import ConflictError
 from tilewright.pushmem.settings import Affine
 
@@ -122,7 +122,7 @@ def test_model_checking_calls_no_stream_of_a_configuration_infeasible():
 
 
 # Half of each wide word stays empty: four words come in, and go out five cycles later.
-HALF = examples.of_moves(np.arange(4), [(np.arange(4) + 5, np.arange(4))], PUB.PARAMETERS)
+HALF = streams.of_moves(np.arange(4), [(np.arange(4) + 5, np.arange(4))], PUB.PARAMETERS)
 
 
 def cut(stream, cycles):
@@ -163,7 +163,7 @@ WANTED = np.arange(0, 64, 2)
     ],
 )
 def test_words_that_do_not_go_out_may_be_left_out(reads, count):
-    stream = examples.of_moves(np.arange(count), reads, PUB.PARAMETERS)
+    stream = streams.of_moves(np.arange(count), reads, PUB.PARAMETERS)
     assert solve.solve(stream, PUB, engine="fit", hardware=count < 100).verdict == "solved"
 
 

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from helpers import extras
 from helpers.push import words
-from tilewright.pushmem import apps, mapping, netlist, orders, simulate
+from tilewright.pushmem import mapping, netlist, orders, simulate
 from tilewright.pushmem.dsl import Input, Reduce, Stage
 from tilewright.pushmem.errors import ProgramError
 from tilewright.pushmem.program import lower
-
-extras.need("islpy")
+from tilewright_study.experiments.push import apps
 
 
 def convolution(order, size=8):
@@ -91,7 +90,7 @@ def test_columns_that_only_round_up_a_loop_cost_nothing_where_they_come_last():
     assert len(mapped.tiles) == 6
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_random_reductions(data):
     """Any legal order gives numpy's words or is refused in one line; ``auto`` is never slower than one that maps."""

@@ -11,7 +11,9 @@ from tilewright import masks
 from tilewright.attention import blocks
 from tilewright.attention.blocks.tiles import parse
 from tilewright.core.errors import TilewrightError
-from tilewright.pushmem import affine, pieces
+from tilewright.pushmem import pieces
+from tilewright.pushmem.fit import integers
+from tilewright.pushmem.settings import generate
 
 KEYS = st.lists(st.integers(0, 3), min_size=1, max_size=14)
 LOOPS = st.lists(st.tuples(st.integers(2, 4), st.integers(-9, 9)), min_size=1, max_size=3)
@@ -26,7 +28,7 @@ def fewest(keys, levels):
 
     @cache
     def rest(i):
-        ends = (j for j in range(i + 1, len(keys) + 1) if affine.fit(np.array(keys[i:j])[:, None], levels) is not None)
+        ends = (j for j in range(i + 1, len(keys) + 1) if integers(np.array(keys[i:j])[:, None], levels) is not None)
         return min((1 + rest(j) for j in ends), default=0)
 
     return rest(0)
@@ -44,7 +46,7 @@ def test_small_streams_have_the_fewest_pieces(keys, levels):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(LOOPS, min_size=1, max_size=3), st.integers(1, 3))
 def test_streams_of_loops_replay_and_have_the_fewest_pieces(parts, levels):
-    keys = np.concatenate([affine.generate(*zip(*loops, strict=True)) for loops in parts])
+    keys = np.concatenate([generate(*zip(*loops, strict=True)) for loops in parts])
     found = pieces.pieces(keys, levels)
     assert (replayed(found) == keys).all()
     if levels == 3:

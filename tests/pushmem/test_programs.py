@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from helpers import extras
 from helpers.push import stencil, words
 from tilewright.core.errors import UnknownNameError
-from tilewright.pushmem import apps, dsl, mapping, simulate
-from tilewright.pushmem.affine import fit, generate
+from tilewright.pushmem import dsl, mapping, netlist, simulate
 from tilewright.pushmem.dsl import Input, Lut, Reduce, Stage, select
 from tilewright.pushmem.errors import MappingError, ProgramError
-
-extras.need("islpy")
+from tilewright.pushmem.fit import integers
+from tilewright.pushmem.settings import generate
+from tilewright_study.experiments.push import apps
 
 
 @st.composite
@@ -27,7 +27,6 @@ def programs(draw):
 def test_random_programs_give_the_words_of_numpy(outputs, memory, seed):
     mapped, data = mapping.compile(outputs, memory), words(outputs, seed)
     assert simulate.differing_words(mapped, outputs, data, simulate.run(mapped, data).outputs) == 0
-    assert mapped.schedule.storage <= mapped.schedule.storage_asap
 
 
 @settings(max_examples=200, deadline=None)
@@ -38,7 +37,7 @@ def test_random_programs_give_the_words_of_numpy(outputs, memory, seed):
 def test_loops_found_from_events_give_the_same_events(loops, start):
     extents = [e for e, _, _ in loops]
     table = np.stack([generate(extents, [k[c] for k in loops], start) for c in (1, 2)], axis=1)
-    found = fit(table)
+    found = integers(table)
     assert found is not None
     assert len(found[0]) <= len(extents)
     again = [generate(found[0], [s[c] for s in found[1]], table[0, c]) for c in range(2)]
@@ -82,6 +81,16 @@ def test_signs_decide_shifts_and_comparisons():
     mapped = mapping.compile([out])
     expected = [(-v >> 1) if v < 0 else v >> 3 for v in data["in"].astype(int).ravel()]
     assert simulate.run(mapped, data).outputs["out"].ravel().tolist() == expected
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_signs_decide_reductions_in_the_model_and_in_rtl(op):
+    extras.need("amaranth", "pyosys")
+    image = Input("in", (6, 8), "int16")
+    least = [Stage("s", (4, 6), lambda y, x: Reduce((3, 3), lambda i, j: image[y + i, x + j], op=op), dtype="int16")]
+    mapped, data = mapping.compile(least, "dp"), words(least)
+    for found in (simulate.run(mapped, data).outputs, netlist.run(mapped, data)):
+        assert simulate.differing_words(mapped, least, data, found) == 0
 
 
 IMAGE, SPLIT = Input("in", (8, 8)), Input("p", (2, 4), unroll=(0,))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tilewright import masks
-from tilewright.pushmem import attention
 from tilewright.pushmem.errors import MappingError
+from tilewright_study.experiments.push_attention import array as attention
 
 
 @pytest.mark.parametrize(

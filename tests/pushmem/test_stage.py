@@ -5,25 +5,18 @@ import json
 
 import pytest
 
-from helpers import extras
 from tilewright.core.errors import ArtifactError, TilewrightError, UnknownNameError
-from tilewright.pushmem import apps, configuration, mapping, simulate, stage
-from tilewright.pushmem.cost import cost
+from tilewright.pushmem import configuration, mapping, simulate
+from tilewright_study.experiments.push import apps
+from tilewright_study.stages import push_app as stage
 from tilewright_study.stages.push_app import run
 
-extras.need("islpy")
 
-
-def test_an_app_leaves_four_files_that_agree(tmp_path, capsys):
+def test_an_app_leaves_three_files_that_agree(tmp_path, capsys):
     run("brighten_blur-24", "pub", None, True, tmp_path)
-    program, mapped, config = (
-        json.loads((tmp_path / f"{n}.json").read_text()) for n in ("program", "mapped", "config")
-    )
+    mapped, config = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("mapped", "config"))
     (row,) = csv.DictReader((tmp_path / "run.csv").open())
-    assert program["outputs"] == ["blur"]
-    reads = {f"{{ blur[i0, i1] -> brighten[i0 + {y}, i1 + {x}] }}" for y in (0, 1) for x in (0, 1)}
-    assert set(program["statements"][1]["reads"]) == reads
-    assert program["statements"][0]["schedule"] == "{ brighten[i0, i1] -> [24*i0 + 1*i1 + 0] }"
+    assert (mapped["starts"]["brighten"], mapped["strides"]["brighten"]) == (0, [24, 1])
     assert [t["distance"] for t in mapped["taps"]] == [24]
     assert mapped["tiles"] == [
         {"memory": "pub", "buffers": ["brighten"], "sources": ["brighten"], "targets": ["brighten@24"]}
@@ -37,7 +30,7 @@ def test_an_app_leaves_four_files_that_agree(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("app", "memory"),
     [
-        *(("harris-32", "pub"), ("transpose-64", "pub"), ("layers-12", "pub")),
+        *(("harris-32", "pub"), ("transpose-64", "pub"), ("layers-8", "pub")),
         *(("upsample-16", "dp"), ("mobilenet-16", "dp"), ("mixer-16", "dp")),
     ],
 )
@@ -61,18 +54,10 @@ def test_a_memory_that_is_not_there_names_those_that_are(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("app", "least"), [("gaussian-64", 8 / 9), ("camera-64", 0.84), ("resnet-28", 0.40)])
-def test_registers_and_sharing_save_what_is_published(app, least):
-    found = cost(mapping.compile(apps.program(app)), "pub")
-    assert found.saved >= least
-    assert found.area_um2 == round(found.ports * (1 - found.saved)) * 13_700
-
-
 def test_steps_leave_what_all_of_them_do(tmp_path):
     for step in (None, "map", "configure", "run"):
         run("downsample-16", "pub", step, True, tmp_path / ("whole" if step is None else "steps"))
-    for name in ("program.json", "mapped.json"):
-        assert (tmp_path / "whole" / name).read_text() == (tmp_path / "steps" / name).read_text()
+    assert (tmp_path / "whole/mapped.json").read_text() == (tmp_path / "steps/mapped.json").read_text()
     configs = [json.loads((tmp_path / each / "config.json").read_text()) for each in ("whole", "steps")]
     assert configs[0]["tiles"] == configs[1]["tiles"]
     rows = [next(csv.DictReader((tmp_path / each / "run.csv").open())) for each in ("whole", "steps")]
@@ -98,5 +83,5 @@ def test_live_words_are_those_between_a_words_arrival_and_its_last_read():
 
 
 def test_tiles_that_deliver_words_that_nobody_takes_are_not_asked():
-    assert set(configuration.from_streams(mapping.compile(apps.program("resnet-13")))) == {None}
-    assert None not in configuration.from_streams(mapping.compile(apps.program("resnet-28")))
+    assert set(configuration.from_streams(mapping.compile(apps.program("resnet-5")))) == {None}
+    assert None not in configuration.from_streams(mapping.compile(apps.program("resnet-8")))

@@ -8,7 +8,8 @@ import pytest
 
 from helpers import extras
 from tilewright.core.errors import Unavailable
-from tilewright.pushmem import examples, inner, memories, recurrence, rtl
+from tilewright.pushmem import inner, memories, recurrence, rtl
+from tilewright_study.experiments.push import examples
 
 extras.need("amaranth", "pyosys")
 CYCLES = 400

@@ -253,8 +253,8 @@ FAMILIES = {
     "tilewright/masks": "band", "tilewright/attention/reorder": "rcm", "tilewright/milp": "highs",
     "tilewright/slices/predictors": "column", "tilewright/packed/pruners": "evit",
     "tilewright/networks/attentions": "dense", "tilewright/networks/batching": "padded",
-    "tilewright/networks/video_attentions": "window", "tilewright/pushmem/apps": "gaussian",
-    "tilewright/pushmem/examples": "strided", "tilewright/pushmem/memories": "dp",
+    "tilewright/networks/video_attentions": "window",
+    "tilewright/pushmem/memories": "dp",
     "tilewright_study/baselines/sparse": "sdpa_mask", "tilewright_study/baselines/packed": "nested",
 }  # fmt: skip
 # Those of an experiment, whose names say what they are.

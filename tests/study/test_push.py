@@ -3,7 +3,7 @@
 import pytest
 from test_figures import configured, texts
 
-from helpers import extras, synthetic
+from helpers import synthetic
 from helpers.checkout import ROOT
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright_study import experiments, figures
@@ -50,7 +50,6 @@ def rows_of(case, folder):
 
 
 def test_rows_tell_what_the_files_say(tmp_path):
-    extras.need("islpy")
     push_app.run("brighten_blur-24", "pub", None, True, tmp_path)
     whole, *others = rows_of("brighten_blur-24.pub", tmp_path)
     assert (whole["tiles"], whole["wrong_model"], whole["asked"], whole["agreed"]) == (1, 0, 1, 1)
@@ -63,7 +62,6 @@ def test_rows_tell_what_the_files_say(tmp_path):
 
 
 def test_words_that_differ_fail_a_row(tmp_path):
-    extras.need("islpy")
     push_app.run("brighten_blur-24", "pub", None, True, tmp_path)
     text = (tmp_path / "run.csv").read_text()
     (tmp_path / "run.csv").write_text(text.replace(",0,not run,", ",3,not run,"))
@@ -90,7 +88,7 @@ def test_a_layer_that_does_not_fit_says_why():
 
 
 def test_deliveries_that_are_wrong_fail_the_row(monkeypatch):
-    from tilewright.pushmem import attention
+    from tilewright_study.experiments.push_attention import array as attention
 
     monkeypatch.setattr(attention, "rows_that_differ", lambda *_: 2)
     (row,) = push_attention.run("vil-tiny-56-s1", push_attention.Settings({}, False), None)

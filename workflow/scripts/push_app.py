@@ -12,13 +12,7 @@ add("--app", required=True, help="an app and the side of its image, such as gaus
 add("--memory", default="pub", help="the tile, pub or dp (default: pub)")
 add("--step", choices=STEPS, help="only map, configure or run, after the steps before it (default: all)")
 add("--model-only", action="store_true", help="do not build and run the RTL")
-add(
-    "--output",
-    type=flags.folder,
-    required=True,
-    metavar="FOLDER",
-    help="program.json, mapped.json, config.json and run.csv",
-)
+add("--output", type=flags.folder, required=True, metavar="FOLDER", help="mapped.json, config.json and run.csv")
 
 if __name__ == "__main__":
     script(parser, run)

@@ -6,7 +6,7 @@ words asks for: another choice may do.
 
 import heapq
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,10 +14,46 @@ from tilewright.core.errors import TilewrightError
 from tilewright.pushmem import fit
 from tilewright.pushmem.memories import Parameters
 
-if TYPE_CHECKING:
-    from tilewright.pushmem.inner import Side, Words
-
 _FAR = 1 << 40
+
+
+@dataclass
+class Words:
+    """What moves. arrivals: for each input its cycles. reads: for each output ``(cycles, inputs, numbers of words)``.
+    free: what of it may be any word, in words, or None."""
+
+    arrivals: list[np.ndarray]
+    reads: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    free: str | None = None
+
+    def wanted(self, port: int) -> np.ndarray:
+        """bool [words] of an input: those that go out."""
+        found = np.zeros(len(self.arrivals[port]), dtype=bool)
+        for _, inputs, numbers in self.reads:
+            found[numbers[inputs == port]] = True
+        return found
+
+
+@dataclass
+class Side:
+    """Accesses of the memory by one controller, in order. earliest, latest: their bounds, int64 [n], without those that
+    follow from other sides. first: what templates start from, int64 [n]. addresses: ``{name: [n]}``. wide: numbers of
+    the wide words in the order of all writes, input by input, int64 [n]; of a fetch that nobody needs, any. ring: how
+    many wide words of its input on the same place is written again. rounds: of the port's loops, see `inner`. reads:
+    whether it fetches. again: of a fetch, the write that takes the place, -1 for none. needed: bool [n], or None for
+    all."""
+
+    name: str
+    earliest: np.ndarray
+    latest: np.ndarray
+    first: np.ndarray
+    addresses: dict[str, np.ndarray]
+    wide: np.ndarray
+    ring: int
+    rounds: list[tuple[int, np.ndarray]]
+    reads: bool = False
+    again: np.ndarray | None = None
+    needed: np.ndarray | None = None
 
 
 class NoScheduleError(TilewrightError):
@@ -43,7 +79,7 @@ def affine(name: str, times: np.ndarray, levels: int, until: int) -> None:
             raise NoScheduleError("not affine", f"{name}: {error}") from error
 
 
-def impossible(moved: "Words", parameters: Parameters) -> None:
+def impossible(moved: Words, parameters: Parameters) -> None:
     """Raise `NoScheduleError` where no configuration gives what `moved`, of `inner.words`, says.
 
     With aggregators a word can be written to the memory a cycle after it came, fetched a cycle later, and go out two
@@ -124,8 +160,8 @@ def _too_many(first, last, count, kind=NoScheduleError):
     )
 
 
-def check(sides: Sequence["Side"]) -> None:
-    """Raise `NotFoundError` where bounds of the accesses alone leave no way. sides: of `inner.Side`, those that write
+def check(sides: Sequence[Side]) -> None:
+    """Raise `NotFoundError` where bounds of the accesses alone leave no way. sides: those that write
     first."""
     bounds = _bounds(sides)
     for side, (earliest, latest) in zip(sides, bounds, strict=True):

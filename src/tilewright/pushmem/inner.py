@@ -15,14 +15,13 @@ Where no layout has such schedules nothing is known: `counting.impossible` says 
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from operator import length_hint
 from typing import NamedTuple
 
 import numpy as np
 
 from tilewright.pushmem import counting, fit
-from tilewright.pushmem.counting import NoScheduleError, NotFoundError
+from tilewright.pushmem.counting import NoScheduleError, NotFoundError, Side, Words
 from tilewright.pushmem.memories import Memory
 from tilewright.pushmem.settings import CYCLE_BITS, Configuration
 from tilewright.pushmem.streams import ANY, Stream
@@ -45,45 +44,6 @@ class Layout(NamedTuple):
     row: int | None = None
     shift: int = 0
     kept: str = "all"
-
-
-@dataclass
-class Words:
-    """What moves. arrivals: for each input its cycles. reads: for each output ``(cycles, inputs, numbers of words)``.
-    free: what of it may be any word, in words, or None."""
-
-    arrivals: list[np.ndarray]
-    reads: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
-    free: str | None = None
-
-    def wanted(self, port: int) -> np.ndarray:
-        """bool [words] of an input: those that go out."""
-        found = np.zeros(len(self.arrivals[port]), dtype=bool)
-        for _, inputs, numbers in self.reads:
-            found[numbers[inputs == port]] = True
-        return found
-
-
-@dataclass
-class Side:
-    """Accesses of the memory by one controller, in order. earliest, latest: their bounds, int64 [n], without those that
-    follow from other sides. first: what templates start from, int64 [n]. addresses: ``{name: [n]}``. wide: numbers of
-    the wide words in the order of all writes, input by input, int64 [n]; of a fetch that nobody needs, any. ring: how
-    many wide words of its input on the same place is written again. rounds: of the port's loops, see `_rounds`. reads:
-    whether it fetches. again: of a fetch, the write that takes the place, -1 for none. needed: bool [n], or None for
-    all."""
-
-    name: str
-    earliest: np.ndarray
-    latest: np.ndarray
-    first: np.ndarray
-    addresses: dict[str, np.ndarray]
-    wide: np.ndarray
-    ring: int
-    rounds: list[tuple[int, np.ndarray]]
-    reads: bool = False
-    again: np.ndarray | None = None
-    needed: np.ndarray | None = None
 
 
 def words(stream: Stream) -> Words:

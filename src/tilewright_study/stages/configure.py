@@ -4,7 +4,8 @@ import sys
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ConfigError
-from tilewright.pushmem import configuration_file, examples, memories, parts, recurrence, solve, streams
+from tilewright.pushmem import configuration_file, memories, parts, recurrence, solve, streams
+from tilewright_study.experiments.push import examples
 
 # Of a file that says why there is no configuration.
 KIND, VERSION = "push explanation", 1

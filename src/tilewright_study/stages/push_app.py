@@ -1,31 +1,223 @@
-"""An app of push memories, mapped, configured and run: the command's function."""
+"""An app of push memories, mapped, configured and run against numpy: the command's function.
 
+``map_app`` writes ``mapped.json``, ``configure_app`` writes ``config.json``, ``run_app`` writes ``run.csv``, all in one
+folder.
+"""
+
+import csv
+import dataclasses
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from tilewright.core import artifacts, registry
 from tilewright.core.errors import ArtifactError, TilewrightError
+from tilewright.pushmem import configuration, dsl, mapping, memories, netlist, recurrence, simulate, storage
+from tilewright_study.experiments.push import apps
 
 STEPS = ("map", "configure", "run")
+VERSION = 3
+# Of a tile whose stream is no example, see `configuration.from_streams`.
+NOT_ASKED = "not asked"
+# Points of a buffer's live words that are told.
+POINTS = 64
+MAPPED, CONFIG = "push mapping", "push app configuration"
+# Parameters of a tile that stores 3 × 3 lines, in 16 nm: "Unified Buffer", ACM TACO 2023, Table 5. Nothing here was
+# measured by this project.
+AREA_UM2 = {"pub": 13_700, "dp": 16_700}
+ENERGY_PJ = {"pub": 2.5, "dp": 3.6}
+
+
+def mapped_document(mapped: mapping.Mapped) -> dict:
+    """Start cycles, wires, registers and tiles."""
+    plan, wiring = mapped.schedule, mapped.wiring
+    return {
+        "starts": plan.starts,
+        "strides": {n: list(s) for n, s in plan.strides.items()},
+        "last_cycle": plan.last_cycle,
+        "wires": [{"statement": s, "read": k, "signal": w} for (s, k), w in wiring.wires.items()],
+        "delays": [dataclasses.asdict(d) for d in wiring.delays],
+        "taps": [dataclasses.asdict(t) for t in wiring.taps],
+        "tiles": [
+            {"memory": t.memory, "buffers": list(t.buffers), "sources": list(t.sources), "targets": list(t.targets)}
+            | ({} if t.chain is None else {"chain": dataclasses.asdict(t.chain)})
+            for t in mapped.tiles
+        ],
+        "pes": mapped.pes,
+        "registers": mapped.registers,
+        "held": [_held(use) for use in mapped.wiring.uses],
+    }
+
+
+def _held(use):
+    """What a tile holds of a buffer: live words over time, at most `POINTS`; the modulus at which addresses may
+    wrap; when each of its ports is in use."""
+    addresses, born = use.write.addresses.astype(np.int64), use.write.times.astype(np.int64)
+    reads = [read for _, read in use.reads]
+    # Words by address, then by cycle: a layout that has wrapped writes an address many times.
+    order = np.lexsort((born, addresses))
+    far = 1 + max(int(each.times.max()) for each in (use.write, *reads))
+    known, last = addresses[order] * far + born[order], born[order].copy()
+    for read in reads:
+        taken = np.ones(len(read.times), bool) if read.live is None else read.live
+        at, cycle = read.addresses[taken].astype(np.int64), read.times[taken].astype(np.int64)
+        # A word that is written in the cycle of a read is not what it takes.
+        word = np.searchsorted(known, at * far + cycle) - 1
+        there = (word >= 0) & (addresses[order][word] == at)
+        np.maximum.at(last, word[there], cycle[there])
+    ends = np.sort(last)
+    cycles = np.unique(np.linspace(int(use.write.times[0]), int(ends[-1]), POINTS).astype(np.int64))
+    begun = np.searchsorted(np.sort(born), cycles, side="right")
+    live = begun - np.searchsorted(ends, cycles)
+    ports = [("in", use.source, use.write), *(("out", target, read) for target, read in use.reads)]
+    return {
+        "buffer": use.buffer,
+        "cycles": cycles.tolist(),
+        "live": live.tolist(),
+        "modulus": storage.modulus(addresses[order], born[order], last),
+        "ports": [
+            {
+                "kind": kind,
+                "name": name,
+                "first": int(each.times[0]),
+                "last": int(each.times[-1]),
+                "words": len(each.times),
+            }
+            for kind, name, each in ports
+        ],
+    }
+
+
+def map_app(app: str, memory: str, folder: str | Path, made_by: dict[str, Any] | None = None) -> mapping.Mapped:
+    """The mapped app, e.g. ``gaussian-64``, whose files are written to `folder`. Raises `TilewrightError`."""
+    mapped = mapping.compile(apps.program(app), memory)
+    told = {"app": app, "memory": memory}
+    artifacts.write_json(Path(folder) / "mapped.json", MAPPED, VERSION, told | mapped_document(mapped), made_by)
+    return mapped
+
+
+def mapped_app(folder: str | Path) -> tuple[str, str, mapping.Mapped]:
+    """``(app, memory, mapped app)`` of a folder that `map_app` wrote to.
+
+    isl's objects are not kept: the app is compiled again. Raises `ArtifactError` where today's code maps it otherwise
+    than the files say.
+    """
+    said = artifacts.read_json(Path(folder) / "mapped.json", MAPPED, VERSION)
+    mapped = mapping.compile(apps.program(said["app"]), said["memory"])
+    if json.loads(json.dumps(mapped_document(mapped))) != {key: said[key] for key in mapped_document(mapped)}:
+        raise ArtifactError(
+            f"{folder}/mapped.json: expected what today's code maps, found another mapping; map it again"
+        )
+    return said["app"], said["memory"], mapped
+
+
+def _told(found):
+    """What the configurator said of a tile."""
+    return {"verdict": found.verdict, "verified": found.verified}
+
+
+def configure_app(
+    mapped: mapping.Mapped, memory: str, folder: str | Path, made_by: dict[str, Any] | None = None
+) -> dict:
+    """Write each tile's configuration in closed form with its registers, and what the configurator says."""
+    begin = perf_counter()
+    tiles = []
+    found = configuration.from_streams(mapped)
+    for tile, one, other in zip(mapped.tiles, configuration.configurations(mapped), found, strict=True):
+        tiles.append(
+            {
+                "controllers": {name: each.document() for name, each in one.controllers.items()},
+                "registers": recurrence.registers(one, tile.member) | configuration.place(tile),
+                "from_stream": {"verdict": NOT_ASKED} if other is None else _told(other),
+            }
+        )
+    body = {"memory": memory, "tiles": tiles, "seconds": perf_counter() - begin}
+    artifacts.write_json(Path(folder) / "config.json", CONFIG, VERSION, body, made_by)
+    return body
+
+
+def run_app(app: str, mapped: mapping.Mapped, memory: str, folder: str | Path, hardware: bool = True) -> dict:
+    """Run random words through the model and the RTL, and write one row of measures.
+
+    error words of the RTL are ``not run`` where `hardware` is False.
+    """
+    outputs, rng = apps.program(app), np.random.default_rng(0)
+    inputs = [s for s in dsl.stages_of(outputs) if not isinstance(s, dsl.Stage)]
+    data = {s.name: rng.integers(0, 1 << 16, s.shape).astype(s.dtype) for s in inputs}
+    run, priced = simulate.run(mapped, data), cost(mapped, memory)
+    row = {
+        "app": app,
+        "memory": memory,
+        "tiles": len(mapped.tiles),
+        "pes": mapped.pes,
+        "registers": mapped.registers,
+        "last_cycle": run.last_cycle,
+        "occupancy": run.sram_accesses / max(1, len(mapped.tiles)) / (run.last_cycle + 1),
+        "words": run.words,
+        "ports": priced.ports,
+        "saved": priced.saved,
+        "area_um2_cited": priced.area_um2,
+        "energy_nj_cited": priced.energy_nj,
+        "error_words_model": simulate.differing_words(mapped, outputs, data, run.outputs),
+        "error_words_rtl": "not run",
+        "compile_s": mapped.seconds,
+        "run_s": run.seconds,
+    }
+    if hardware:
+        row["error_words_rtl"] = simulate.differing_words(mapped, outputs, data, netlist.run(mapped, data))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerow(row)
+    artifacts.write_text(Path(folder) / "run.csv", text.getvalue())
+    return row
+
+
+@dataclass(frozen=True)
+class Cost:
+    """area_um2: of all memory tiles. energy_nj: of all words that tiles deliver. ports: reads of all buffers that keep
+    words, a tile each without registers. saved: the share of these tiles that shift registers and sharing save.
+    """
+
+    area_um2: int
+    energy_nj: float
+    ports: int
+    saved: float
+
+
+def cost(mapped: mapping.Mapped, memory: str) -> Cost:
+    """The `Cost` of a mapped program."""
+    words = sum(len(stream.times) for use in mapped.wiring.uses for _, stream in use.reads)
+    plan = mapped.schedule
+    stored = {e.buffer for e in plan.edges if plan.distance(e) != (0, 0)}
+    ports = sum(e.buffer in stored for e in plan.edges)
+    saved = 1 - len(mapped.tiles) / ports if ports else 0.0
+    return Cost(AREA_UM2[memory] * len(mapped.tiles), ENERGY_PJ[memory] * words / 1e3, ports, saved)
 
 
 def run(app, memory, step, model_only, output):
-    """Write ``program.json`` and ``mapped.json`` (map), ``config.json`` (configure) and ``run.csv`` (run) to the folder
-    `output`: all of them, or those of one step, which reads what the first one wrote.
+    """Write ``mapped.json`` (map), ``config.json`` (configure) and ``run.csv`` (run) to the folder `output`: all of
+    them, or that of one step, which reads what the first one wrote.
 
     Raises `TilewrightError`, also where a word differs from numpy's.
     """
-    from tilewright.core import registry
-    from tilewright.pushmem import memories, stage
-
     registry.check("memory", memory, memories.NAMES)
     if step in (None, "map"):
-        mapped = stage.map_app(app, memory, output)
+        mapped = map_app(app, memory, output)
     else:
-        *found, mapped = stage.mapped_app(output)
+        *found, mapped = mapped_app(output)
         if found != [app, memory]:
             raise ArtifactError(f"{output}: expected {app} on {memory}, found {' on '.join(found)}")
     if step in (None, "configure"):
-        stage.configure_app(mapped, memory, output)
+        configure_app(mapped, memory, output)
     if step not in (None, "run"):
         return
-    row = stage.run_app(app, mapped, memory, output, hardware=not model_only)
+    row = run_app(app, mapped, memory, output, hardware=not model_only)
     wrong = [row["error_words_model"], *([] if model_only else [row["error_words_rtl"]])]
     if any(wrong):
         raise TilewrightError(f"{app} on {memory}: expected the words of numpy, found {max(wrong)} that differ")

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.core.errors import ArtifactError
 from tilewright.networks.batching import UNPRUNED
-from tilewright.pushmem.examples import DRAIN
+from tilewright.pushmem.streams import DRAIN
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.experiments.accelerator import table_accelerator
 from tilewright_study.experiments.attention import (

@@ -87,13 +87,13 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on: see `of_stream`."""
-    return of_stream(row["stream"], row["memory"])
+    return of_stream(row["memory"])
 
 
-def of_stream(stream, memory):
+def of_stream(memory):
     """Dotted names of the modules that the configuration of an example stream depends on."""
-    found = ("solve", "bmc", f"memories.{memory}", "memories._rtl", f"examples.{stream.partition('-')[0]}")
-    return [f"tilewright.pushmem.{name}" for name in found]
+    found = ("solve", "bmc", f"memories.{memory}", "memories._rtl")
+    return ["tilewright_study.experiments.push.examples", *(f"tilewright.pushmem.{name}" for name in found)]
 
 
 def size(case, settings):

@@ -12,11 +12,12 @@ import msgspec
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.pushmem import apps as programs
-from tilewright.pushmem import examples, memories
+from tilewright.pushmem import memories
 from tilewright.pushmem import solve as engines
 from tilewright.pushmem import streams as parts
 from tilewright_study import sections
+from tilewright_study.experiments.push import apps as programs
+from tilewright_study.experiments.push import examples
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
 
@@ -82,7 +83,7 @@ class Row(rows.Row, frozen=True, kw_only=True):
     addresses; ``port``, a buffer's port, and when it is
     in use. last_cycle: of the last output. occupancy: accesses of a tile's memory in a cycle. words: of the outputs.
     ports: reads of buffers that keep words. saved: tiles that registers and sharing save, of one a port. area_um2,
-    energy_nj: of cited parameters, see `pushmem.cost`. wrong_model, wrong_rtl: words that differ from numpy's. asked,
+    energy_nj: of cited parameters. wrong_model, wrong_rtl: words that differ from numpy's. asked,
     agreed: tiles that were configured from their streams alone, and those where that gave the same words. map_s,
     run_s: seconds to map the app, and of the model's run. side, name: of a port: in or out, and its signal. first,
     last: its cycles.
@@ -163,13 +164,13 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on: see `of_app`."""
-    return of_app(row["app"], row["memory"])
+    return of_app(row["memory"])
 
 
-def of_app(app, memory):
+def of_app(memory):
     """Dotted names of the modules that a mapped app depends on."""
-    found = ("stage", f"apps.{app.partition('-')[0]}", f"memories.{memory}", "memories._rtl")
-    return [f"tilewright.pushmem.{name}" for name in found]
+    found = (f"memories.{memory}", "memories._rtl")
+    return ["tilewright_study.stages.push_app", f"{__name__}.apps", *(f"tilewright.pushmem.{name}" for name in found)]
 
 
 def size(case, settings):
@@ -180,7 +181,7 @@ def size(case, settings):
 def run(case, settings, how):
     """Yield the rows of a case: of the whole, and of what its tiles hold. Raises `TilewrightError`."""
     from tilewright import devices
-    from tilewright.pushmem import stage
+    from tilewright_study.stages import push_app as stage
 
     app, memory = case.rsplit(".", 1)
     folder = Path(settings.folder)

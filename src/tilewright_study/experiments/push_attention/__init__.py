@@ -81,7 +81,7 @@ def modules(row, device):
     """Modules that a row depends on."""
     from tilewright import masks
 
-    return [*masks.modules(row["model"], None), "tilewright.pushmem.attention", "tilewright.pushmem.memories.pub",
+    return [*masks.modules(row["model"], None), f"{__name__}.array", "tilewright.pushmem.memories.pub",
             "tilewright.pushmem.memories._rtl", "tilewright.reference"]  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def run(case, settings, how):
     import numpy as np
 
     from tilewright import devices, masks
-    from tilewright.pushmem import attention
+    from tilewright_study.experiments.push_attention import array as attention
 
     known = {"model": case, "time": rows.now(), **rows.machine(devices.describe("cpu"))}
     graph = masks.build(case, settings.params)
@@ -140,8 +140,8 @@ def _error(layer, graph, extra):
     import numpy as np
     import torch
 
-    from tilewright.pushmem import attention
     from tilewright.reference import attention as reference
+    from tilewright_study.experiments.push_attention import array as attention
 
     generator = np.random.default_rng(0)
     q, k, v = (generator.standard_normal((graph.n_rows, graph.meta["head_dim"])).astype(np.float32) for _ in range(3))
