@@ -55,8 +55,3 @@ def test_digests_of_code_follow_the_sources(tmp_path, monkeypatch):
         assert digest("VALUE = 1\n") == digest("VALUE = 1\n") != digest("VALUE = 2\n")
     finally:
         provenance.package_digest.cache_clear()
-
-
-def test_digests_of_some_modules_are_those_of_their_files():
-    found = provenance.text_digest("tilewright.graph", "tilewright.core")
-    assert found != provenance.text_digest("tilewright.graph") and len(found) == 16

@@ -3,7 +3,6 @@
 import hashlib
 from functools import cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +43,9 @@ def versions(*packages: str) -> dict[str, str | None]:
 
 
 @cache
-def text_digest(*modules: str) -> str:
-    """Short hex digest of the source files of `modules`, dotted names, without what they import."""
-    specs = [find_spec(module) for module in modules]
-    files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
-    return _digest(zip(modules, files, strict=True))
-
-
-@cache
 def package_digest() -> str:
     """Short hex digest of all source files of this package."""
     root = Path(__file__).parents[1]
-    return _digest((str(file.relative_to(root)), file) for file in sorted(root.rglob("*.py")))
-
-
-def _digest(files):
-    """Of pairs of a name and a file."""
-    found = hashlib.sha256("".join(f"{name} {sha256_file(file)}\n" for name, file in files).encode())
-    return found.hexdigest()[:16]
+    files = sorted(root.rglob("*.py"))
+    text = "".join(f"{file.relative_to(root)} {sha256_file(file)}\n" for file in files)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -376,7 +376,7 @@ def test_another_device_driver_library_or_code_has_another_calibration(gpu, monk
     calibration.of([TILE], 64, "bfloat16")
     calls = gpu.calls
     if change == "code":
-        monkeypatch.setattr(provenance, "text_digest", lambda *modules: "another")
+        monkeypatch.setattr(provenance, "package_digest", lambda: "another")
     else:
         versions = DEVICE["versions"] | {change: "9.9"} if change in DEVICE["versions"] else DEVICE["versions"]
         other = {} if change in DEVICE["versions"] else {change: 4 if change == "multiprocessors" else "another"}

@@ -38,16 +38,6 @@ from tilewright.core.timing import time_gpu
 
 KIND = "calibration"
 VERSION = 1
-# What a calibration depends on beside the device.
-CODE = tuple(
-    f"tilewright.{name}"
-    for name in (
-        "core.timing",
-        *(f"attention.cuda.{name}" for name in ("calibration", "calibration_fit", "config", "cost_model", "executor")),
-        *(f"attention.cuda.{name}" for name in ("launch", "tile_kernel", "tile_lists")),
-        "devices.cuda.online_softmax",
-    )
-)
 # The facts of a device that it holds for.
 FACTS = ("name", "capability", "multiprocessors", "driver")
 # Seconds for one timing, and the relative standard error at which it stops.
@@ -73,7 +63,7 @@ def made_for(tile: Tile, head_dim: int, dtype: str) -> dict:
     return {
         **{name: device[name] for name in FACTS},
         **{name: device["versions"][name] for name in ("torch", "triton")},
-        "code": provenance.text_digest(*CODE),
+        "code": provenance.package_digest(),
         "dtype": dtype,
         "head_dim": head_dim,
         "rows": tile.rows,
