@@ -31,8 +31,13 @@ _BYTE_VALUES = torch.from_numpy(
 class Bias:
     """A bias that is read from a table, such as a relative-position bias.
 
-    table: float tensor [H, T]. index: ``callable(rows, cols) -> int array`` of the shape that rows and cols (arrays of
-    token numbers in the graph's natural order) broadcast to; values 0..T-1 wherever the pattern allows the pair.
+    Parameters
+    ----------
+    table : Tensor
+        Floats [H, T].
+    index : callable
+        ``index(rows, cols) -> int array`` of the shape that rows and cols broadcast to, arrays of token numbers in the
+        pattern's own order. Values are from 0 to T - 1 wherever the pattern allows the pair.
     """
 
     table: torch.Tensor

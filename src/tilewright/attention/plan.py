@@ -112,34 +112,71 @@ def plan(
 ) -> "Plan":
     """Order, tile, profile and schedule an attention pattern; return a callable `Plan`.
 
-    pattern: which query may attend to which key, one of:
-        - a scipy sparse matrix, or a boolean (or 0/1) array or tensor [N_q, N_k], on any device;
-        - a `Graph`, or the path of a graph or mask file;
-        - a FlexAttention ``BlockMask``;
-        - a FlexAttention ``mask_mod(b, h, q_idx, kv_idx)`` with ``shape=(N_q, N_k)``, which is evaluated on the plan's
-          device, or on the CPU where its tensors lie there;
-        - where heads or images differ: an array [H, N_q, N_k] or [B, H or 1, N_q, N_k], a BlockMask or a mask_mod that
-          depends on them, or a list of patterns of the other forms, `by` says of what.
-        Patterns that are equal share blocks and masks. All run in one launch, see docs/decisions/patterns.md.
-    heads, head_dim, dtype, device: of the tensors that the plan will be called with; a GPU is the current one.
-    reorder: an order's name, or ``auto``: of the model's own windows, where the graph declares them, ``none``, ``ic``
-        and ``hc`` the one whose best tile is predicted to be fastest, on a device with a cost model, else the one with
-        the least gathered work. `Plan.summary` says what was compared, and how.
-    tiles: names such as ``("64x1", "64x64")``; None for the device's own, less those too large for the pattern, and the
-        smallest that holds a pattern smaller than all of them.
-    solver: ``highs``, ``gurobi``, ``descent`` or ``greedy``; ``highs-paper`` and ``gurobi-paper`` have the published
-        objective, the longest round. Each answer but that of ``greedy`` is at least as fast in prediction as greedy's
-        and as each tile alone, and a tile alone is taken unless several are surely faster (`schedule.solve`).
-    bias: a `Bias`, or a tensor [H, N_q, N_k]; minus infinity forbids a pair, and a query without an allowed key gives
-        zeros. Its values are copied now: those that a parameter takes later are seen by `Plan.with_bias` only.
-    scale: of the scores, finite; default ``head_dim ** -0.5``.
-    split_keys: longest key range of one work item, None for no limit; ``auto``: that of the device.
-    by: what a list of patterns, or an array of three dimensions, has one for: ``head`` or ``image``. The entries of a
+    Parameters
+    ----------
+    pattern : array, tensor, sparse matrix, Graph, path, BlockMask or callable
+        Which query may attend to which key: a scipy sparse matrix; a boolean (or 0/1) array or tensor [N_q, N_k] on
+        any device; a `Graph`, or the path of a graph or mask file; a FlexAttention ``BlockMask``; or a FlexAttention
+        ``mask_mod(b, h, q_idx, kv_idx)`` with `shape`, which is evaluated on the plan's device, or on the CPU where
+        its tensors lie there. Where heads or images differ: an array [H, N_q, N_k] or [B, H or 1, N_q, N_k], a
+        ``BlockMask`` or ``mask_mod`` that depends on them, or a list of patterns, see `by`. Equal patterns share
+        blocks and masks.
+    heads, head_dim : int
+        Of the tensors that the plan will be called with.
+    dtype : torch.dtype
+        float32, float16 or bfloat16.
+    device : str or torch.device
+        ``cpu`` or ``cuda``, the current GPU.
+    reorder : str
+        An order: ``none``, ``rcm``, ``ic``, ``hc`` or ``window``. ``auto`` takes the best of the model's own windows,
+        ``none``, ``ic`` and ``hc``: on a GPU by predicted time, else by gathered work. `Plan.summary` states the
+        numbers.
+    tiles : sequence of str, optional
+        Names such as ``("64x1", "64x64")``. None takes the device's own that fit the pattern.
+    solver : str
+        ``highs``, ``gurobi``, ``descent`` or ``greedy``; ``highs-paper`` and ``gurobi-paper`` have the published
+        objective. Each answer but greedy's is at least as fast in prediction as greedy's and as each tile alone.
+    bias : Bias or Tensor, optional
+        A `Bias`, or [H, N_q, N_k]. Minus infinity forbids a pair. The values are copied now; `Plan.with_bias` takes
+        others.
+    scale : float, optional
+        Of the scores, finite; the default is ``head_dim ** -0.5``.
+    shape : (int, int), optional
+        N_q and N_k of a ``mask_mod``.
+    split_keys : int or None
+        Most keys of one work item; longer ones are split and merged. None is no limit, ``auto`` the device's.
+    region_rows : int
+        Most queries of a region, which has one tile.
+    time_limit_s : float
+        Most seconds of the solver.
+    seed : int
+        Of what is drawn: timed tensors, and orders that break ties.
+    by : str
+        What a list of patterns, or an array of three dimensions, has one for: ``head`` or ``image``. The entries of a
         list by image may be lists by head.
-    images: of the batch, for a mask_mod that depends on the batch entry. A plan whose patterns differ by image takes
-        batches of that number alone.
+    images : int, optional
+        Images of a batch, for a ``mask_mod`` that depends on the batch entry. A plan whose patterns differ by image
+        takes batches of that number alone.
 
-    Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
+    Returns
+    -------
+    Plan
+        ``plan(q, k, v)`` of [B, H, N, D] computes attention over the pattern.
+
+    Raises
+    ------
+    TilewrightError
+        Subclasses that name what was expected, what was found and what is known.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import tilewright as tw
+    >>> near = (torch.arange(256)[:, None] - torch.arange(256)).abs() <= 16
+    >>> plan = tw.plan(near, heads=2, head_dim=32)
+    >>> q, k, v = torch.randn(3, 1, 2, 256, 32)
+    >>> plan(q, k, v).shape
+    torch.Size([1, 2, 256, 32])
     """
     # `reorder` is the argument's published name; the family of that name is reached through its function.
     heads, head_dim = (
@@ -190,14 +227,25 @@ def plan(
 
 
 def load(path: str | Path) -> "Plan":
-    """Read a plan that `Plan.save` wrote. Its contents are checked: what they count and point to is there, and the
-    blocks cover the pattern.
+    """Read a plan that `Plan.save` wrote, and check its contents.
 
-    A file of another format is refused with what to do.
+    Parameters
+    ----------
+    path : str or Path
+        Of the file.
 
-    Raises `ArtifactError` for a damaged or foreign file, `DeviceError` elsewhere than on a device of the name that it
-    was profiled on. Where only versions or the number of threads differ from then it runs, with a warning: its results
-    are right, its schedule may no longer be the fastest.
+    Returns
+    -------
+    Plan
+        Where versions or the number of threads differ from those it was made with, a warning says so: results are
+        right, and the schedule may no longer be the fastest.
+
+    Raises
+    ------
+    ArtifactError
+        For a damaged or foreign file, and for one of another format, with what to do.
+    DeviceError
+        Elsewhere than on a device of the name that it was profiled on.
     """
     path = arguments.path("path", path)
     with tempfile.TemporaryDirectory() as folder:

@@ -52,7 +52,30 @@ class Settings(slice_settings.Settings, frozen=True, forbid_unknown_fields=True)
 class Slices:
     """Attention by slices with the signature of `scaled_dot_product_attention`.
 
-    calls: how many calls went by ``"slices"``, and how many to torch for which reason.
+    Parameters
+    ----------
+    **settings
+        Fields of `Settings`: those of `slices.predict`, `first` and `last` tokens of text, and `check`.
+
+    Attributes
+    ----------
+    calls : Counter
+        How many calls went by ``"slices"``, and how many to torch for which reason.
+
+    Raises
+    ------
+    ConfigError
+        For settings that are unknown or out of range.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tilewright.integrations import sdpa
+    >>> attention = sdpa.Slices(keep=0.25, budget=0.25)
+    >>> q, k, v = torch.randn(3, 1, 2, 512, 64)
+    >>> with torch.no_grad():
+    ...     attention(q, k, v).shape
+    torch.Size([1, 2, 512, 64])
     """
 
     def __init__(self, **settings: Settings):

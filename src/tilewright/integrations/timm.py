@@ -17,15 +17,34 @@ from tilewright.nn.attention import BiasPlans, LayerBias, PairBias, Patterned
 
 
 def sparsify(model: Any, pattern: Any, blocks: Any = None, *, plans: Any = None) -> Any:
-    """Let the attention of a timm model attend over `pattern`. Returns a `Sparsified`; its ``remove()`` undoes it.
+    """Let the attention of a timm model attend over a pattern.
 
-    model: a ``VisionTransformer``, ``Beit`` or ``Eva`` of timm, for images of any size that it takes itself
-    (``dynamic_img_size``, ``set_input_size``). pattern: a name of `nn.patterns.NAMED` such as ``window-15-g5``, with
-    ``-g<the model's special tokens>``; ``full``; a `Graph` or matrix [N, N]; or ``callable(grid, n_special)``. blocks:
-    numbers of the blocks, None for all. plans: `networks.Plans`. Plans are made when first called and kept on disk.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A ``VisionTransformer``, ``Beit`` or ``Eva`` of timm, for images of any size that it takes itself
+        (``dynamic_img_size``, ``set_input_size``).
+    pattern : str, Graph, matrix or callable
+        A name of `nn.patterns.NAMED` such as ``window-15-g5``, with ``-g<special tokens of the model>``; ``full``; a
+        `Graph` or matrix [N, N]; or ``callable(grid, n_special)``.
+    blocks : iterable of int, optional
+        Numbers of the blocks; None takes all.
+    plans : networks.plans.Plans, optional
+        Order, solver and tiles. Plans are made in the first call and kept on disk.
 
-    Raises `Unavailable` without timm, `ConfigError` for models and blocks that cannot be sparsified, `PatternError` and
-    `UnknownNameError` for a pattern that does not fit. The model is then left as it was.
+    Returns
+    -------
+    Sparsified
+        Its ``remove()`` gives the model back as it was.
+
+    Raises
+    ------
+    Unavailable
+        Without timm.
+    ConfigError
+        For models and blocks that cannot be sparsified. The model is left as it was.
+    PatternError, UnknownNameError
+        For a pattern that does not fit. The model is left as it was.
     """
     known = _known()
     chosen = _checked(model, blocks, known)

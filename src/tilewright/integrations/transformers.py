@@ -93,13 +93,29 @@ def _beginning(forward):
 
 
 def use(model: Any, pattern: Any, grid: tuple[int, ...] | None = None) -> Any:
-    """Let a model of transformers attend over `pattern`; its configuration keeps it. Returns the model.
+    """Let a model of transformers attend over a pattern; its configuration keeps it.
 
-    pattern: a name of `nn.patterns.NAMED`, with ``-g<special tokens>``, or ``full``; of Swin ``full`` alone, whose
-    windows are the pattern. grid: ``(rows, columns)`` of tokens, for layers that are called without images; those of
-    images have theirs. The model gets a configuration of its own: another one that shared it keeps its attention.
-    Raises `ConfigError` for another model, `PatternError` and `UnknownNameError` for a pattern that does not fit; the
-    model is then left as it was.
+    Parameters
+    ----------
+    model : PreTrainedModel
+        ViT, DINOv2 (with registers, too), DINOv3, SigLIP, BEiT or Swin.
+    pattern : str
+        A name of `nn.patterns.NAMED`, with ``-g<special tokens>``, or ``full``. Swin takes ``full`` alone: its windows
+        are its pattern.
+    grid : (int, int), optional
+        Rows and columns of tokens, for layers that are called without images. Images have their own.
+
+    Returns
+    -------
+    PreTrainedModel
+        The model itself, with a configuration of its own. Another model that shared it keeps its attention.
+
+    Raises
+    ------
+    ConfigError
+        For another model. The model is left as it was.
+    PatternError, UnknownNameError
+        For a pattern that does not fit. The model is left as it was.
     """
     register()
     configs = [config for config in _configs(model.config) if config.model_type in (*SPECIAL, *WINDOWED)]

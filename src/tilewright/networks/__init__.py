@@ -97,17 +97,48 @@ def create(
 ) -> "torch.nn.Module":
     """Build a network in evaluation mode; ``network.weights`` is the file of its weights, None for random ones.
 
-    family: of `NAMES`. checkpoint: an official file (``.pth`` or ``.safetensors``); ``cached``, the one that timm or
-    the official code has downloaded under this network's name, and random weights with a warning where there is none;
-    None draws random weights from `seed`. attention: of `attentions.NAMES`, such as ``dense`` (masked SDPA: the
-    oracle), ``tilewright``, ``flex``, ``native`` (the published formulation) or ``full`` (attention to all keys, which
-    is another network); None: the first. plans: of attention ``tilewright``, a `Plans` or a dict of its fields: order,
-    solver and tiles; None for its own. batching: for a DeiT, which attends densely, how images of different length
-    share a batch: of `batching.NAMES`. options: the family's own, see its ``Options``; of a DeiT also the settings of
-    its pruner.
+    Parameters
+    ----------
+    family : str
+        ``vision_longformer``, ``regionvit``, ``dynamicvit``, ``deit``, ``segformer`` or ``swin``.
+    variant : str
+        Size of the network, such as ``tiny``.
+    image_size : int or (int, int)
+        Pixels of a side, or height and width.
+    checkpoint : str or Path, optional
+        An official file (``.pth`` or ``.safetensors``). ``cached`` takes the file that timm or the official code has
+        downloaded, and random weights with a warning where there is none. None draws random weights from `seed`.
+    attention : str, optional
+        ``tilewright``, ``native`` (the published formulation), ``flex``, ``dense`` (masked SDPA, the oracle) or
+        ``full`` (all keys, which is another network). None takes the first of the family.
+    plans : Plans or dict, optional
+        Order, solver and tiles of attention ``tilewright``.
+    batching : str, optional
+        How images of different length share a batch of a DeiT, such as ``ragged``.
+    seed : int
+        Of random weights.
+    **options
+        The family's own, see its ``Options``; of a DeiT also the settings of its pruner.
 
-    Raises `UnknownNameError`, `ConfigError` for options that are unknown or out of range or need a checkpoint, and
-    `ArtifactError` for a checkpoint that does not fit; then nothing has been loaded.
+    Returns
+    -------
+    torch.nn.Module
+        From images [B, 3, H, W] to logits [B, classes], or maps [B, classes, rows, columns].
+
+    Raises
+    ------
+    UnknownNameError, ConfigError
+        For options that are unknown or out of range, or that need a checkpoint.
+    ArtifactError
+        For a checkpoint that does not fit; nothing has been loaded then.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import tilewright as tw
+    >>> net = tw.networks.create("vision_longformer", variant="tiny", image_size=64, attention="native")
+    >>> net(torch.randn(1, 3, 64, 64)).shape
+    torch.Size([1, 1000])
     """
     module, seed = member(__name__, "network", family, NAMES), arguments.whole("seed", seed, 0, 2**64 - 1)
     checkpoint = None if checkpoint is None else arguments.path("checkpoint", checkpoint)
@@ -139,14 +170,34 @@ def create_video(
     seed: int = 0,
     **options: Any,
 ) -> "Network":
-    """Build a network of `VIDEO` in evaluation mode; ``network.weights`` is the file of its weights, None for random.
+    """Build a video network in evaluation mode; ``network.weights`` is the file of its weights, None for random ones.
 
-    name: such as ``wan-1.3b-480p-81f``. checkpoint: an official or a diffusers file (``.safetensors``, ``.pth``, or the
-    ``.index.json`` of several); None draws random weights from `seed`. attention: of `video_attentions.NAMES`, first
-    the oracle, with its `settings`, a dict. order: of `slices.orders.NAMES`, in which tokens stand; None for the
-    attention's own. options: replace or join what the name states, see the family's ``Options``.
+    Parameters
+    ----------
+    name : str
+        Such as ``wan-1.3b-480p-81f``.
+    checkpoint : str or Path, optional
+        An official or a diffusers file (``.safetensors``, ``.pth``, or the ``.index.json`` of several). None draws
+        random weights from `seed`.
+    attention : str
+        ``dense`` (the oracle), or another one of `video_attentions.NAMES`.
+    settings : dict, optional
+        Of the attention, such as ``{"keep": 0.3, "budget": 0.3}``.
+    order : str, optional
+        Order of the tokens, of `slices.orders.NAMES`; None takes the attention's own.
+    seed : int
+        Of random weights.
+    **options
+        Replace or join those of the name, see the family's ``Options``.
 
-    Raises as `create` does.
+    Returns
+    -------
+    torch.nn.Module
+
+    Raises
+    ------
+    UnknownNameError, ConfigError, ArtifactError
+        As `create` does.
     """
     family, stated = parse_video(name, options)
     module = member(__name__, "video network", family, VIDEO)

@@ -248,7 +248,48 @@ class PairBias:
 class SparseAttention(nn.Module):
     """Multi-head self-attention over a pattern, with the parameters of timm's ``Attention`` under the same names.
 
-    Tokens: `special` ones first, then the grid, row by row. Tokens x [B, N, dim] to [B, N, dim].
+    Weights are random. Plans are made in the first call and kept on disk. Tokens x [B, N, dim] give [B, N, dim]:
+    special ones first, then the grid, row by row.
+
+    Parameters
+    ----------
+    dim, heads : int
+        Channels and heads.
+    pattern : str, Graph, matrix or callable
+        A name of `patterns.NAMED`, with ``-g<special tokens>``, a `Graph`, a matrix [N, N] or a ``callable(grid,
+        special)``.
+    grid : (int, int)
+        Rows and columns of tokens, unless a call says otherwise.
+    special : int, optional
+        Tokens before the grid. None takes the number in the pattern's name, or what a matrix leaves over.
+    qkv_bias, proj_bias : bool
+        Whether the projections have biases.
+    qk_norm : bool
+        Whether heads of queries and keys are normalised, by `norm_layer`.
+    norm_layer : callable, optional
+        Class of the norm; the default is `nn.LayerNorm`.
+    bias : bool
+        Whether there is a relative-position bias: ``relative_position_bias_table``, a table [heads, 2 rows - 1, 2
+        columns - 1] and an entry for pairs with a special token.
+    scale : float, optional
+        Of the scores; the default is ``(dim // heads) ** -0.5``.
+    plans : networks.plans.Plans, optional
+        Order, solver and tiles.
+    device, dtype
+        Of the parameters, floats of 16 bits or more.
+
+    Raises
+    ------
+    TilewrightError
+        For a pattern that does not fit the grid, and for arguments out of range.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tilewright.nn import SparseAttention
+    >>> attention = SparseAttention(64, 2, pattern="window-3-g1", grid=(8, 8))
+    >>> attention(torch.randn(1, 65, 64)).shape
+    torch.Size([1, 65, 64])
     """
 
     def __init__(
@@ -269,15 +310,7 @@ class SparseAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        """Random weights; plans are made in the first call, and kept on disk.
-
-        dim, heads: channels and heads. pattern: a name of `patterns.NAMED`, with ``-g<special tokens>``, a `Graph`, a
-        matrix [N, N] or a ``callable(grid, special)``. grid: ``(rows, columns)`` of tokens, unless a call says
-        otherwise. special: tokens before the grid; None: as many as the pattern's name tells, or a matrix leaves over.
-        qk_norm: whether heads of queries and keys are normalised, by `norm_layer` (default `nn.LayerNorm`). bias:
-        whether there is a relative-position bias, a table [heads, 2 rows - 1, 2 columns - 1] and an entry for pairs
-        with a special token, ``relative_position_bias_table``. plans: `Plans`. Raises `TilewrightError`.
-        """
+        """Refuses what does not fit before anything is computed."""
         super().__init__()
         dim, heads = arguments.whole("dim", dim), arguments.whole("heads", heads)
         if dim % heads:

@@ -37,18 +37,43 @@ def pack(
     rows: int | None = None,
     origin: "Packing | None" = None,
 ) -> "Packing":
-    """Return the `Packing` of a batch: image b keeps its tokens ``keep[b]``, in their order.
+    """Pack the tokens that each image of a batch keeps, in their order.
 
-    keep: bool [B, N].
-    capacity: rows of packed tensors, more or fewer than are kept. None: as many as are kept. The host then waits for a
+    Parameters
+    ----------
+    keep : Tensor
+        Bool [B, N]: which tokens each image keeps.
+    capacity : int, optional
+        Rows of packed tensors, more or fewer than are kept. None takes as many as are kept; the host then waits for a
         GPU, and the batch is checked at once.
-    tokens: [B, N, C] or None; gathered by the same kernel, see `Packing.tokens`.
-    rows: queries of a work item, a power of two from 16. None: by N.
-    origin: the packing of as many images that has packed `tokens` [its capacity, C] already. `keep` then says which
-        tokens of each image go on.
+    tokens : Tensor, optional
+        [B, N, C], gathered by the same kernel, see `Packing.tokens`.
+    rows : int, optional
+        Queries of a work item, a power of two from 16. The default follows from N.
+    origin : Packing, optional
+        The packing of as many images that has packed `tokens` [its capacity, C] already. `keep` then says which tokens
+        of each image go on.
 
-    Raises `PatternError` for arguments that are no such batch and `DeviceError` for a device without an executor;
-    without a capacity, `PatternError` for an image that keeps nothing.
+    Returns
+    -------
+    Packing
+        What attends, gathers and scatters packed tensors.
+
+    Raises
+    ------
+    PatternError
+        For arguments that are no such batch, and without a capacity for an image that keeps nothing.
+    DeviceError
+        For a device without an executor.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tilewright import ragged
+    >>> packing = ragged.pack(torch.tensor([[True, True, False], [True, False, False]]))
+    >>> q = k = v = torch.randn(packing.capacity, 2, 16)  # [rows, heads, values of a head]
+    >>> packing.attend(q, k, v).shape
+    torch.Size([3, 2, 16])
     """
     arguments.of_kind(Tensor, "a tensor", PatternError, keep=keep, tokens=tokens)
     if tokens is not None and tokens.is_nested:
@@ -114,10 +139,23 @@ def pack_lengths(
     tokens: Tensor | None = None,
     rows: int | None = None,
 ) -> "Packing":
-    """The `Packing` of images that keep the first ``lengths[b]`` of their tokens; N is the greatest length.
+    """Pack images that keep the first ``lengths[b]`` of their tokens; N is the greatest length.
 
-    lengths: int [B] on a CPU or GPU; the host waits for them. capacity, tokens, rows: as in `pack`. Raises
-    `PatternError` for an image without tokens, and for lengths whose sum exceeds the capacity.
+    Parameters
+    ----------
+    lengths : Tensor or list of int
+        Int [B] on a CPU or GPU. The host waits for them.
+    capacity, tokens, rows
+        As in `pack`.
+
+    Returns
+    -------
+    Packing
+
+    Raises
+    ------
+    PatternError
+        For an image without tokens, and for lengths whose sum exceeds the capacity.
     """
     try:
         given = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, device="cpu")

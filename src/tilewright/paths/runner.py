@@ -118,9 +118,32 @@ class Picker:
 class Runner(Picker):
     """A network and its paths, for images of one shape.
 
-    ``runner(images, budget_us=900)`` returns ``(maps, told)``: maps in the network's type, in memory that the next call
-    overwrites on a GPU, and a `Told`. A call picks a path and replays its CUDA graph, see `calls.Calls`: the host does
-    not wait. One thread and one stream at a time may call.
+    ``runner(images, budget_us=900)`` returns ``(maps, told)``: maps in the network's type, in memory that the next
+    call overwrites on a GPU, and a `Told`. A call picks a path and replays its CUDA graph, see `calls.Calls`: the host
+    does not wait. One thread and one stream at a time may call.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        On its device, in its type, for inference. Decoders are folded here, so that later changes of weights ask for a
+        new runner. It runs as tables are measured: on a GPU with the fastest kernels for these paths, compiled by
+        torch where the table says so.
+    table : Table
+        Of the same network, size, weights, device and type.
+    batch : int
+        Images of a call.
+    margin : float
+        Share of a promise that is added to it, see `Picker`.
+    late : str
+        What happens where no path fits a budget: ``error``, or ``fastest`` runs the fastest one.
+    folded : dict, optional
+        ``{text of a path: Folded}`` for paths with statistics of their own.
+
+    Raises
+    ------
+    ConfigError
+        For a table of another network or size, other weights, another device, type or batch, and for one of the rung
+        ``statistics`` without `folded` of each path.
     """
 
     def __init__(
@@ -133,17 +156,7 @@ class Runner(Picker):
         late: str = "error",
         folded: Mapping[str, Any] | None = None,
     ):
-        """Capture the paths of `table`.
-
-        network: on its device, in its type, for inference; decoders are folded here, so that later changes of weights
-        ask for a new runner. It runs as tables are measured: on a GPU with the fastest kernels for these paths
-        (`networks.choose_kernels`), compiled by torch where this one says so. margin, late: see `Picker`. folded:
-        ``{text of a path: Folded}`` for paths with statistics of their own.
-
-        Raises `ConfigError` as `Picker` does, and for a table of another network or size, other weights, another
-        device, type or batch: its promises are about nothing here. So for one of the rung ``statistics`` without
-        `folded` of each path: what these see is of such decoders.
-        """
+        """Capture the paths of `table`."""
         if not isinstance(table, Table):
             raise ConfigError(f"table: expected a path table, found {arguments.shown(table)}")
         if not isinstance(network, torch.nn.Module) or not hasattr(network, "path"):

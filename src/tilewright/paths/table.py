@@ -247,5 +247,24 @@ def read(path: str | Path) -> list[Entry]:
 
 
 def load(path: str | Path, *, least: float = 0.0, rung: str = "trained") -> Table:
-    """The `Table` of the paths of a file on a `rung`, see `Entry`. Raises `ArtifactError` and `ConfigError`."""
+    """Read the table of the paths of a file.
+
+    Parameters
+    ----------
+    path : str or Path
+        A CSV that the experiment `paths` or `write` wrote.
+    least : float
+        Paths whose accuracy is below this share of the best one are left out.
+    rung : str
+        ``trained`` or ``statistics``: with which statistics of batch norm paths were measured.
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    ArtifactError, ConfigError
+        For a file that is no table, and for arguments out of range.
+    """
     return Table([entry for entry in read(path) if entry.rung == rung], least=least)

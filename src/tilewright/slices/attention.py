@@ -32,18 +32,36 @@ def attend(
     lse: bool = False,
     out: Tensor | None = None,
 ) -> Any:
-    """Softmax attention of each query over the listed keys of its group: a tensor [B, H, N_q, D].
+    """Softmax attention of each query over the listed keys of its group.
 
-    q [B, H, N_q, D], k and v [B, H, N_k, D]: float32, float16 or bfloat16, D of 64 or 128, strided views with the
-    values of a head side by side. Queries of text, see `Layout`, attend to all keys, or the `lengths` of the lists, by
-    `dense`. scale: default ``D ** -0.5``. lse: return ``(out, lse)``, with the natural
-    log-sum-exps of each query's scores, float32 [B, H, N_q]. out: memory for the result that no input uses, strided
-    likewise; None: new.
+    Parameters
+    ----------
+    q, k, v : Tensor
+        [B, H, N_q, D], and k and v [B, H, N_k, D]: float32, float16 or bfloat16, D of 64 or 128, strided views with
+        the values of a head side by side. Queries of text, see `Layout`, attend to all keys by `dense`.
+    lists : SliceLists
+        Of `predict`, `from_mask`, `from_mask_mod` or `from_indices`.
+    scale : float, optional
+        Of the scores; the default is ``D ** -0.5``.
+    lse : bool
+        Return the natural log-sum-exps as well.
+    out : Tensor, optional
+        Memory for the result that no input uses, strided likewise.
 
-    Groups without keys give zeros and -inf. Where a list did not fit all is NaN, and `SliceLists.check` says which. On
-    a GPU the call takes a few µs of the host's time for tensors of a layout seen before, does not wait, and may be
-    captured in a CUDA graph. Raises `PatternError` or `DeviceError` for tensors that the lists are not for, and for
-    those that need a gradient.
+    Returns
+    -------
+    Tensor, or (Tensor, Tensor)
+        [B, H, N_q, D], and with `lse` float32 [B, H, N_q]. Groups without keys give zeros and -inf. Where a list did
+        not fit all is NaN, and `SliceLists.check` says which.
+
+    Raises
+    ------
+    PatternError, DeviceError
+        For tensors that the lists are not for, and for those that need a gradient.
+
+    Notes
+    -----
+    On a GPU the call does not wait, and may be captured in a CUDA graph.
     """
     check_kinds(lists, q=q, k=k, v=v, out=out)
     arguments.flag("lse", lse)
@@ -89,10 +107,22 @@ def _joint(q, k, v, lists, scale, lse, out):
 
 
 def merge(*parts: Part) -> Part:
-    """Attention over the union of disjoint sets of keys, from that over each: ``((out, lse), ...) -> (out, lse)``.
+    """Attention over the union of disjoint sets of keys, from attention over each.
 
-    out: [B, H, N_q, D]; lse: float32 [B, H, N_q], as `attend` returns them. Computed in float32; the result has the
-    type of the first part. Raises `PatternError` for parts of different shapes, and for none.
+    Parameters
+    ----------
+    *parts : (Tensor, Tensor)
+        Attention [B, H, N_q, D] and log-sum-exps, float32 [B, H, N_q], as `attend` returns them.
+
+    Returns
+    -------
+    (Tensor, Tensor)
+        Attention and log-sum-exps over all keys. Computed in float32; the result has the type of the first part.
+
+    Raises
+    ------
+    PatternError
+        For parts of different shapes, and for none.
     """
     for part in parts:
         if not isinstance(part, tuple) or len(part) != 2 or not all(isinstance(x, Tensor) for x in part):
@@ -134,9 +164,23 @@ def dense(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, length
 
 
 def recall(q: Tensor, k: Tensor, lists: SliceLists, *, scale: float | None = None, lse: Tensor | None = None) -> Tensor:
-    """The share of each query's attention that its listed keys have: float32 [B, H, N_q], exact, without an N×N array.
+    """The share of each query's attention that its listed keys have, exact, without an N×N array.
 
-    lse: the log-sum-exps of dense attention, where they are known; None: computed. Lists that did not fit give NaN.
+    Parameters
+    ----------
+    q, k : Tensor
+        [B, H, N_q, D] and [B, H, N_k, D].
+    lists : SliceLists
+        Lists that did not fit give NaN.
+    scale : float, optional
+        Of the scores; the default is ``D ** -0.5``.
+    lse : Tensor, optional
+        Log-sum-exps of dense attention, float32 [B, H, N_q]. None computes them.
+
+    Returns
+    -------
+    Tensor
+        Float32 [B, H, N_q], from 0 to 1.
     """
     check_kinds(lists, q=q, k=k, lse=lse)
     _, listed = attend(q, k, k, lists, scale=scale, lse=True)

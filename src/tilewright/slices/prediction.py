@@ -53,34 +53,74 @@ def predict(
     scale: float | None = None,
     **settings: Any,
 ) -> SliceLists:
-    """Lists of the keys that each group of queries is expected to attend to most.
+    """List the keys that each group of queries is expected to attend to most.
 
-    q [B, H, N_q, D], k [B, H, N_k, D]: as `attend` takes them. budget: room for keys in a list, a share of all in
-    (0, 1]. Lists are never cut: where one of `mass` or `threshold` does not fit, every result is NaN, and
-    `SliceLists.check` says which budget holds all; a `keep` beyond the room is refused. by: a predictor, see
-    `tilewright.slices.predictors`; settings: what that lets a user choose, such as ``pool=32``. rows: queries of a
-    group.
-    width: shares are summed over aligned runs of so many keys, which are listed whole.
+    Parameters
+    ----------
+    q, k : Tensor
+        [B, H, N_q, D] and [B, H, N_k, D], as `attend` takes them.
+    budget : float
+        Room for keys in a list, as a share of all keys in (0, 1]. Lists are never cut: where one of `mass` or
+        `threshold` does not fit, every result is NaN, and `SliceLists.check` names the budget that holds all. A `keep`
+        beyond the room is refused.
+    by : str
+        A predictor, see `tilewright.slices.predictors`.
+    rows : int
+        Queries of a group.
+    width : int
+        Shares are summed over aligned runs of so many keys, which are listed whole.
+    mass : float, optional
+        List the keys with the largest shares that make up this much of a group's attention.
+    keep : float, optional
+        List this share of all keys, those with the largest shares. Beside `mass` or `threshold`, the most that they
+        list.
+    threshold : float, optional
+        List the keys whose share is at least this much.
+    always : iterable of (int, int)
+        Ranges ``(first, end)`` of keys that all groups list, such as a first frame. They count towards the budget, and
+        their shares towards `mass`.
+    text : (int, int)
+        Tokens at the beginning and at the end that are text. As queries they attend to all keys; as keys all groups
+        list them.
+    lengths : Tensor, optional
+        Int [B], from 1 to N_k, on the device: only so many first keys of each batch entry count. A number out of range
+        makes every result NaN.
+    least : int, optional
+        Keys of a list at least; `LEAST` by default.
+    lse : Tensor, optional
+        Log-sum-exps of dense attention, float32 [B, H, N_q], for ``by="column"``. None computes them.
+    mask : Tensor or callable, optional
+        Bool [B or 1, H or 1, G, N_k], or a mask function as FlexAttention takes it, for ``by="given"``.
+    scale : float, optional
+        Of the scores; the default is ``D ** -0.5``.
+    **settings
+        What the predictor lets a user choose, such as ``pool=32``.
 
-    These say which keys a group lists, up to an eighth of an octave of their share of its attention:
-    mass: those with the largest shares that make up this much of it. keep: this share of all keys, those with the
-    largest shares. threshold: those whose share is at least this much. Beside mass or threshold, keep is the largest
-    share of the keys that these list.
+    Returns
+    -------
+    SliceLists
+        Of keys with equal shares `keep` lists the first. Shares are exact to an eighth of an octave.
 
-    always: ranges ``(first, end)`` of keys that all groups list, such as a first frame. They count towards the budget,
-    and their shares towards the mass. text: how many tokens at the beginning and at the end are text: as queries they
-    are in no group and attend to all keys, as keys all groups list them, as those of `always`. lengths: int [B], from 1
-    to N_k: so many first keys of each batch entry are attended to, and no others, such as those that pad a prompt; the
-    device alone knows the numbers, and one that is out of range makes every result NaN. least: keys of a list at least,
-    `LEAST` by default. lse: log-sum-exps of dense attention, float32 [B, H, N_q], for ``by="column"``; None: computed.
-    mask: bool [B or 1, H or 1, G, N_k], or a mask function as FlexAttention takes it, for ``by="given"``: such lists
-    follow from the mask alone. scale: of the scores, default
-    ``D ** -0.5``.
+    Raises
+    ------
+    UnknownNameError, ConfigError, PatternError
+        For arguments that are unknown or out of range.
+    DeviceError
+        For a device without kernels, and for lists that do not fit its memory.
 
-    Of keys with equal shares `keep` lists the first. Groups whose shares are NaN, since q or k holds NaN or
-    infinity, make every result NaN; `SliceLists.check` says which group. On a GPU nothing waits, and calls may be
-    captured in a CUDA graph after a first one. Raises `UnknownNameError`, `ConfigError`, `PatternError` and
-    `DeviceError`, the last also for lists that do not fit the device.
+    Notes
+    -----
+    Groups whose shares are NaN make every result NaN; `SliceLists.check` names the group. On a GPU nothing waits, and
+    calls may be captured in a CUDA graph after a first one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tilewright import slices
+    >>> q, k, v = torch.randn(3, 1, 2, 512, 64)
+    >>> lists = slices.predict(q, k, keep=0.25, budget=0.25)
+    >>> slices.attend(q, k, v, lists).shape
+    torch.Size([1, 2, 512, 64])
     """
     always, key = _ranges(always), None
     check_tensors(q=q, k=k)

@@ -39,23 +39,44 @@ class _Kept:
 class Steps:
     """Attention of a diffusion model's layers, by lists that are predicted at some steps and kept in between.
 
-    ``steps(layer, step, branch, q, k, v) -> [B, H, N_q, D]``, where branch names a pass of a step, such as the one with
-    the prompt and the one without. Nothing waits for the device.
+    ``steps(layer, step, branch, q, k, v) -> [B, H, N_q, D]``, where branch names a pass of a step, such as the one
+    with the prompt and the one without. Nothing waits for the device.
 
     Lists serve one run of steps, such as those of a clip, from their refresh to the next one. A run ends where a layer
-    comes to an earlier step, where `run` names another one, and with `clear`. Call `clear`, or name the runs, where one
-    may begin at a later step than the last one ended with.
+    comes to an earlier step, where `run` names another one, and with `clear`. Call `clear`, or name the runs, where
+    one may begin at a later step than the last one ended with.
 
-    refresh: steps at which lists are predicted, from that step's q and k. first_dense: so many first steps attend
-    densely; lists are predicted in them all the same where `refresh` says so. dense_layers: so many first layers attend
-    densely in every step, and keep nothing. shared: branches that take the lists of another one, which comes first in a
-    step, ``{branch: the other}``. packed: keep a bit a pair, unpacked in each call; else whole lists, 32 bits a listed
-    pair. delta: at a refresh attend densely, keep what the lists miss, and add it in later steps: a tensor of q's size
-    for each layer and branch. rest: estimate what lists leave out, see `slices.rest`. predict: ``predict(q, k,
-    **options) -> SliceLists``, default `slices.predict`.
+    Parameters
+    ----------
+    refresh : iterable of int
+        Steps at which lists are predicted, from that step's q and k.
+    first_dense : int
+        So many first steps attend densely. Lists are predicted in them all the same where `refresh` says so.
+    dense_layers : int
+        So many first layers attend densely in every step, and keep nothing.
+    shared : dict, optional
+        Branches that take the lists of another one, which comes first in a step: ``{branch: the other}``.
+    packed : bool
+        Keep a bit for a pair, unpacked in each call; else whole lists, 32 bits for a listed pair.
+    delta : bool
+        At a refresh attend densely, keep what the lists miss, and add it in later steps: a tensor of q's size for each
+        layer and branch.
+    rest : bool
+        Estimate what lists leave out, see `slices.rest`.
+    predict : callable, optional
+        ``predict(q, k, **options) -> SliceLists``; the default is `slices.predict`.
+    **options
+        Of `predict`.
 
-    Sources: lists that are kept, FG-Attn (arXiv 2509.16518) and DFSAttn; first steps and layers that stay dense, Sparse
-    VideoGen; the delta, Chipmunk (arXiv 2506.03275). Raises `PatternError` for steps that are no numbers from 0 up.
+    Raises
+    ------
+    PatternError
+        For steps that are no numbers from 0 up.
+
+    References
+    ----------
+    Lists that are kept: FG-Attn (arXiv 2509.16518) and DFSAttn. First steps and layers that stay dense: Sparse
+    VideoGen. The delta: Chipmunk (arXiv 2506.03275).
     """
 
     def __init__(

@@ -1,0 +1,36 @@
+"""Docstrings of the public interface: numpydoc's sections, every parameter in them, and examples that run."""
+
+import doctest
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+REFERENCE = (Path(__file__).parents[1] / "docs/reference.md").read_text()
+# Users get them from functions.
+MADE = {"tilewright.attention.plan.Plan", "tilewright.packed.pack.Packing"}
+NAMES = re.findall(r"^::: (\S+)$", REFERENCE, re.MULTILINE)
+
+
+def found(name):
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - MADE))
+def test_every_parameter_is_described(name):
+    thing = found(name)
+    parameters = [p for p in inspect.signature(thing).parameters if p not in ("self", "args")]
+    described = re.findall(r"^\s*((?:\*{0,2}\w+, )*\*{0,2}\w+)(?: : .+)?$", thing.__doc__, re.MULTILINE)
+    known = {part.strip("* ") for names in described for part in names.split(",")}
+    assert [p for p in parameters if p not in known] == []
+    assert not parameters or re.search(r"^ *Parameters\n *-{10}$", thing.__doc__, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if ">>>" in (found(name).__doc__ or "")])
+def test_examples_run(name):
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
+    for test in finder.find(found(name), name):
+        assert runner.run(test).failed == 0
