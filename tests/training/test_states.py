@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright.core.errors import ArtifactError, TrainingError
-from tilewright_study.training import _attention, classification, segmentation, states, video
+from tilewright_study.training import _loop, classification, segmentation, states, video
 
 
 class Recipe(msgspec.Struct):
@@ -105,13 +105,13 @@ def test_few_steps_without_finite_gradients_do_not(tmp_path, monkeypatch):
 
 
 def test_attention_of_cudnn_is_left_out_of_a_training_alone():
-    @_attention.finite()
+    @_loop.finite()
     def inside():
         return torch.backends.cuda.cudnn_sdp_enabled()
 
     before = torch.backends.cuda.cudnn_sdp_enabled()
     assert before and not inside() and torch.backends.cuda.cudnn_sdp_enabled()
-    with pytest.raises(ZeroDivisionError), _attention.finite():
+    with pytest.raises(ZeroDivisionError), _loop.finite():
         raise ZeroDivisionError
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
@@ -141,7 +141,7 @@ def test_attention_in_a_training_has_finite_gradients(keys, head_dim):
     q, k, v = (torch.randn(2, 2, n, head_dim, device=DEVICE) * 0.1 for n in (4 * keys, keys, keys))
     q[..., 0], k[..., 0] = 1.0, -120 * head_dim**0.5
     q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
-    with _attention.finite():
+    with _loop.finite():
         torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum().backward()
     assert all(x.grad.isfinite().all() for x in (q, k, v))
 

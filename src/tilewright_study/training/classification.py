@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from tilewright import devices
 from tilewright.core.errors import ConfigError
-from tilewright_study.training import _attention, _loop, states
+from tilewright_study.training import _loop, states
 from tilewright_study.training.states import Number, Positive, Share
 
 KIND = "classifier training"
@@ -74,7 +74,7 @@ class Trained:
     kept: list[float] = field(default_factory=list)
 
 
-@_attention.finite()
+@_loop.finite()
 def train(
     network,
     source,
@@ -109,7 +109,7 @@ def train(
     return _run(state, source, recipe, loss_of, _loop.until(state, steps, seconds), first, path, show)
 
 
-@_attention.finite()
+@_loop.finite()
 def train_predictor(
     network,
     source,

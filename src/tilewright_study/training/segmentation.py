@@ -32,7 +32,7 @@ from tilewright.networks import map_operators, segformer
 from tilewright.networks.path import scaled
 from tilewright.paths import statistics
 from tilewright_study.scenes.sources import VOID
-from tilewright_study.training import _attention, _graphs, _loop, states
+from tilewright_study.training import _graphs, _loop, states
 from tilewright_study.training.states import Number, Positive, Share
 
 KIND = "segmentation training"
@@ -154,7 +154,7 @@ class Trained:
         return int(sum(self.log["images"]))
 
 
-@_attention.finite()
+@_loop.finite()
 def train(
     network,
     source,

@@ -19,7 +19,7 @@ from tilewright import devices
 from tilewright.core.errors import ConfigError
 from tilewright.masks import wan as pattern
 from tilewright.networks import rectified_flow
-from tilewright_study.training import _attention, _loop, states
+from tilewright_study.training import _loop, states
 from tilewright_study.training.states import Number, Positive, Share
 
 KIND = "video training"
@@ -112,7 +112,7 @@ class Trained:
     constant: list[float] = field(default_factory=list)
 
 
-@_attention.finite()
+@_loop.finite()
 def train(
     network, latents: Callable, recipe: Recipe, path, *, limit_s=None, every_s=120.0, compiled=False, show=None
 ) -> Trained:
