@@ -11,9 +11,13 @@ from tilewright.pushmem.errors import RunError
 from tilewright_study.experiments.push import apps
 
 
-@functools.cache
 def compiled(app, memory="pub"):
     """``(outputs, mapped app)``, compiled once a run."""
+    return _compiled(app, memory)
+
+
+@functools.cache
+def _compiled(app, memory):
     outputs = apps.program(app)
     return outputs, mapping.compile(outputs, memory)
 

@@ -13,7 +13,7 @@ from tilewright.pushmem.errors import RunError
 from tilewright_study.experiments.push import apps
 from tilewright_study.stages.push_app import cost
 
-SIDES = {"layers": (8, 13), "mixer": (16,), "resnet": (8, 13), "mobilenet": (8, 13)}
+SIDES = {"layers": (8,), "mixer": (16,), "resnet": (8,), "mobilenet": (8, 13)}
 
 
 @pytest.mark.parametrize("memory", ["pub", "dp"])

@@ -58,7 +58,7 @@ def paces(mapped):
     return {mapped.schedule.strides[s.name][0] for s in mapped.program.statements}
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.data())
 def test_random_stages_with_an_outer_loop(data):
     windows, memory = data.draw(st.integers(1, 5)), data.draw(st.sampled_from(["pub", "dp"]))

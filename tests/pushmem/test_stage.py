@@ -7,6 +7,7 @@ import pytest
 
 from tilewright.core.errors import ArtifactError, TilewrightError, UnknownNameError
 from tilewright.pushmem import configuration, mapping, simulate
+from tilewright.pushmem.dsl import Input, Reduce, Stage
 from tilewright_study.experiments.push import apps
 from tilewright_study.stages import push_app as stage
 from tilewright_study.stages.push_app import run
@@ -83,5 +84,11 @@ def test_live_words_are_those_between_a_words_arrival_and_its_last_read():
 
 
 def test_tiles_that_deliver_words_that_nobody_takes_are_not_asked():
-    assert set(configuration.from_streams(mapping.compile(apps.program("resnet-5")))) == {None}
-    assert None not in configuration.from_streams(mapping.compile(apps.program("resnet-8")))
+    def found(width):
+        image, weights = Input("in", (6, width + 2)), Input("weights", (3, 3))
+        sums = Stage("sums", (4, width), lambda y, x: Reduce((3, 3), lambda i, j: image[y + i, x + j] * weights[i, j]))
+        return configuration.from_streams(mapping.compile(sums))
+
+    # Rows of 5 words run as 8.
+    assert set(found(5)) == {None}
+    assert None not in found(8)
