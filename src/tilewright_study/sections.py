@@ -26,14 +26,23 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def descriptions(section):
-    """``(text, {name: text})``: what a section is, and what each of its values is, from its docstring."""
-    first, *rest = re.split(r"\n\n|\n(?=\w+: )", inspect.cleandoc(section.__doc__))
-    named = (text.partition(": ") for text in rest)
-    return _line(first), {name: _line(text) for name, _, text in named}
+    """``(text, {name: text})``: what a section is, and what each of its values is, from its docstring and those of the
+    classes that it has values of."""
+    bases = (msgspec.Struct, Section)
+    classes = [each for each in section.__mro__[::-1] if issubclass(each, msgspec.Struct) and each not in bases]
+    parts = [re.split(r"\n\n|\n(?=\w+: )", inspect.cleandoc(each.__doc__)) for each in classes]
+    named = (text.partition(": ") for _, *rest in parts for text in rest)
+    return _line(parts[-1][0]), {name: _line(text) for name, _, text in named}
 
 
 def _line(text):
     return " ".join(text.split())
+
+
+def taken(settings, section, /, **own):
+    """The `settings`, a type, of a case: values of its `section`, but for its `own`."""
+    shared = {name: getattr(section, name) for name in settings.__struct_fields__ if name not in own}
+    return settings(**shared | own)
 
 
 def at(place, call, *arguments):

@@ -226,7 +226,7 @@ def test_keys_that_no_query_sees_need_not_be_moved():
 
 
 def cells(patches, *, max_tokens=100, tiles=("16x1", "8x1"), resolution="64"):
-    chosen = heatmap.Settings(patches, max_tokens, "window", "greedy", tiles, 1024, 0.01)
+    chosen = heatmap.Settings(patches, max_tokens, "window", "greedy", 0.01, tiles, 1024)
     return whole("heatmap", heatmap.run(resolution, chosen, HOW))
 
 
@@ -294,7 +294,7 @@ def test_the_plan_of_a_cell_is_that_of_the_library(monkeypatch):
     """Order, tiles, solver and the rest reach `tilewright.plan`; tiles that do not fit are left out."""
     asked = {}
     monkeypatch.setattr(api, "plan", lambda pattern, **options: asked.update(options))
-    chosen = heatmap.Settings([8], 100, "window", "greedy", ("64x64", "16x1"), 512, 0.01)
+    chosen = heatmap.Settings([8], 100, "window", "greedy", 0.01, ("64x64", "16x1"), 512)
     pattern = masks.build("dynamicvit-s-64-p16")
     heatmap.make_plan(pattern, chosen, replace(HOW, dtype="bfloat16", seed=3))
     assert asked["tiles"] == ("16x1",) and (asked["reorder"], asked["solver"]) == ("window", "greedy")

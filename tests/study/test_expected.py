@@ -36,9 +36,11 @@ def test_rows_of_other_columns_fail(tmp_path):
     )
     with pytest.raises(ArtifactError, match=message):
         _rows.read(path, experiments.row_types())
-    write(path, [*columns[:2], *columns[:1:-1]], [row])
-    with pytest.raises(ArtifactError, match="or another order"):
+    write(path, [*columns, "model"], [row])
+    with pytest.raises(ArtifactError, match="or some twice"):
         _rows.read(path, experiments.row_types())
+    write(path, [*columns[:2], *columns[:1:-1]], [row])
+    assert _rows.read(path, experiments.row_types())[1][0]["model"] == row["model"]
 
 
 def test_what_is_written_names_the_commit_and_the_code(tmp_path):
@@ -82,8 +84,9 @@ def test_a_recorded_run_is_a_file_for_each_experiment_and_what_they_are():
 def test_every_recorded_row_has_the_types_of_its_columns():
     for folder in recorded():
         for kind, rows in rows_of(folder).items():
-            # Written again, it is the same file.
-            assert _rows.text(experiments.member(kind).Row, rows) == (folder / f"{kind}.csv").read_text(), folder
+            # Written again, they are the same.
+            again = csv.DictReader(_rows.text(experiments.member(kind).Row, rows).splitlines())
+            assert list(again) == rows, folder
 
 
 # Reading

@@ -904,7 +904,7 @@ def passes(dtype, fault, attention=ATTENTION, layers=2):
     """``{attention: status}`` of a pass with a `fault`."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(1, 16, 2, 16, 16, generator=generator).to(getattr(torch, dtype)), torch.tensor([500.0]), None
-    stated = video.Settings(None, attention, ("eager",), 2, 0.001)
+    stated = video.Settings(attention, ("eager",), 2, 0.001, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(video_pattern.VARIANTS, "tiny", video_pattern.Size(128, 128, 1, layers))
         patch.setattr(video_bench, "_inputs", lambda *_, **__: inputs)

@@ -147,11 +147,11 @@ def passes():
             "dense": video.Attention("dense", {}, None, 1),
             "slices": video.Attention("slices", {"keep": 0.4, "budget": 0.4}, None, 1),
         }
-        return whole("video", _video.run("wan-tiny-480p-5f", video.Settings(None, chosen, ("eager",), 2, 0.001), HOW))
+        return whole("video", _video.run("wan-tiny-480p-5f", video.Settings(chosen, ("eager",), 2, 0.001, None), HOW))
 
 
 def cells():
-    chosen = heatmap.Settings([16], 100, "window", "greedy", ("16x1",), 1024, 0.001)
+    chosen = heatmap.Settings([16], 100, "window", "greedy", 0.001, ("16x1",), 1024)
     return whole("heatmap", heatmap.run("64", chosen, HOW))
 
 

@@ -114,7 +114,7 @@ def test_compiled_layers_have_rows_of_their_own(trained, monkeypatch):
 
 def test_random_weights_are_said_to_be_random(monkeypatch):
     monkeypatch.setattr(video, "check_attention", lambda *_: None)
-    stated = video.Settings(None, {"dense": ATTENTION["dense"]}, ("eager",), 2, 0.01)
+    stated = video.Settings({"dense": ATTENTION["dense"]}, ("eager",), 2, 0.01, None)
     monkeypatch.setattr(_video, "_inputs", lambda *_, **__: (torch.randn(1, 16, 1, 4, 4), torch.tensor([500.0]), None))
     (row,) = whole("video", _video.run(NAME, stated, QUICK))
     assert row["weights"] == "random" and row["psnr"] == ""
@@ -253,7 +253,7 @@ def test_a_folder_without_weights_has_none(tmp_path):
 
 def test_pictures_hold_each_source_by_itself_and_clips(trained, tmp_path):
     attention = {name: ATTENTION[name] for name in ("dense", "slices60")}
-    stated = video.Settings(trained, attention, ("eager",), 2, 0.01)
+    stated = video.Settings(attention, ("eager",), 2, 0.01, trained)
     pairs = [f"{key}={json.dumps(value)}" for key, value in msgspec.to_builtins(stated).items()]
     video_pictures.run("tiny", tmp_path / "tiny.npz", "cpu", 0, pairs)
     arrays, header = video_pictures.read(tmp_path / "tiny.npz")
@@ -270,7 +270,7 @@ def test_pictures_hold_each_source_by_itself_and_clips(trained, tmp_path):
 
 def test_pictures_without_weights_are_of_planted_maps_alone(tmp_path):
     missing = _weights.Weights(NAME, OPTIONS, str(tmp_path / "none"), None)
-    stated = video.Settings(missing, {"dense": ATTENTION["dense"]}, ("eager",), 2, 0.01)
+    stated = video.Settings({"dense": ATTENTION["dense"]}, ("eager",), 2, 0.01, missing)
     pairs = [f"{key}={json.dumps(value)}" for key, value in msgspec.to_builtins(stated).items()]
     video_pictures.run("tiny", tmp_path / "tiny.npz", "cpu", 0, pairs)
     _, header = video_pictures.read(tmp_path / "tiny.npz")

@@ -11,14 +11,15 @@ member, whose import stays light (no torch):
     ``Settings``, ``settings(config, case) -> Settings``: everything that a case is run with, besides `effort.Run`.
     ``planned(case, settings) -> list``: dicts of the columns that decide which code makes the rows of a case.
     ``modules(row, device) -> list``: dotted names of the modules that such a row depends on, besides those that the
-        member and its ``RUN`` import and the facts of the device: what they enter by name. row: of ``planned``, or one
-        that was recorded; device: a kind of `devices`. The digest of these is the row's ``code``, and a case runs again
-        when one of them changes.
+        member and its ``run.py`` import and the facts of the device: what they enter by name. row: of ``planned``, or
+        one that was recorded; device: a kind of `devices`. The digest of these is the row's ``code``, and a case runs
+        again when one of them changes.
     ``named(settings, device) -> list``, of a member whose settings name modules that no column does: their dotted
         names, such as the predictors behind names of the user's own.
-    ``size(case, settings) -> int``: how many numbers a case holds at once, for a cluster's memory and time.
-    ``RUN``, where what runs a case loads more than a light import may: the dotted name of the module that has the
-        functions ``run`` and ``first_calls``, which is entered by that name. Without it the member has them.
+    ``size(case, settings) -> int``: how many numbers a case holds at once, for a cluster's memory and time; without
+        it, few.
+    ``run.py`` in its folder, where what runs a case loads more than a light import may: the module that has the
+        functions ``run`` and ``first_calls``, which is entered by its name. Without it the member has them.
     ``run(case, settings, how)``: yields the rows, a dict of columns each, as they are measured; how: a `effort.Run`.
         Rows of what failed its check, or could not run, have no time and say why in ``reason``. What is timed is what
         was checked: a `timing.Checked`, as `checks.checked` makes it.
@@ -27,7 +28,7 @@ member, whose import stays light (no torch):
         CPU the workflow compiles cases side by side before it times them alone.
     ``sources(settings) -> paths``, of a member whose cases may read files of the user's own: those files.
     ``NAMED``, ``remark(row)``: how the log calls a row, a format of its columns, and what it says of one that passed,
-        None for nothing.
+        None for nothing; without it, its time and its error.
     ``ON_HOST = True``, of a member that runs on the host's processors whatever device the study is for; ``TIMES =
         False``, of one of these that times nothing, and so may run beside others.
     ``TABLES``, ``FIGURES``: names of those in its folder, in the order in which they are shown.
@@ -41,6 +42,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 
 import msgspec
 
@@ -54,6 +56,8 @@ NAMES = (
     *("pruned_accuracy", "accelerator", "configure", "push", "push_attention", "push_streams", "worth"),
 )
 LOGS = "results/logs/"
+# Numbers of a case that says nothing of them.
+FEW = 1 << 20
 
 
 def member(name):
@@ -67,7 +71,7 @@ def runner(name):
 
 
 def _runner(module):
-    return getattr(module, "RUN", module.__name__)
+    return f"{module.__name__}.run" if Path(module.__file__).with_name("run.py").exists() else module.__name__
 
 
 def sections():
@@ -193,4 +197,4 @@ def read(paths):
 def size(name, config, case):
     """How many numbers a case holds at once under `config`."""
     module = member(name)
-    return module.size(case, module.settings(config, case))
+    return module.size(case, module.settings(config, case)) if hasattr(module, "size") else FEW

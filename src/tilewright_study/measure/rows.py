@@ -45,9 +45,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @classmethod
     def columns(cls):
-        """Names of the columns, in order."""
+        """Names of the columns, in order: what is a class's own comes before what it has of another one."""
         shared = Row.__struct_fields__
-        own = (name for name in cls.__struct_fields__ if name not in shared)
+        classes = cls.__mro__[: cls.__mro__.index(Row)]
+        own = [name for each in classes for name in each.__annotations__ if name not in shared]
         return *shared[:2], *own, *shared[2:]
 
     @classmethod
@@ -68,6 +69,58 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             return msgspec.convert(stated, cls, strict=False)
         except msgspec.ValidationError as error:
             raise ArtifactError(f"{kind_of(cls)} row: {error}") from None
+
+
+class Judged(Row, frozen=True, kw_only=True):
+    """A row of what may have failed its check, or been skipped: why says ``reason``."""
+
+    status: Status = "ok"
+    reason: str = ""
+
+
+class Typed(Judged, frozen=True, kw_only=True):
+    """One of a type of numbers."""
+
+    dtype: str = ""
+
+
+class Timed(Typed, frozen=True, kw_only=True):
+    """One that was compared and then timed.
+
+    relative_error: has its `tolerance`. p20_us, p50_us, p80_us: of `repetitions`, whose relative standard error is rse.
+    """
+
+    relative_error: Number = None
+    tolerance: Number = None
+    p20_us: Number = None
+    p50_us: Number = None
+    p80_us: Number = None
+    repetitions: Count = None
+    rse: Number = None
+
+
+class Compared(Timed, frozen=True, kw_only=True):
+    """One whose largest error is told, too."""
+
+    max_abs_error: Number = None
+
+
+class Called(Compared, frozen=True, kw_only=True):
+    """A call of attention: checked_rows: of its result. p20_us, p50_us, p80_us: on a GPU its own time, else wall time;
+    timing: how a GPU was timed (`Timing.method`), blank on CPUs."""
+
+    checked_rows: Count = None
+    timing: str = ""
+
+
+class Waited(Called, frozen=True, kw_only=True):
+    """A call that was timed by the host's clock, too, on a GPU.
+
+    latency_us: a call and the wait for it; host_us: until a call returns.
+    """
+
+    latency_us: Number = None
+    host_us: Number = None
 
 
 def kind_of(row_type):
@@ -157,8 +210,9 @@ def _kind(path, columns, rows, types):
 
 
 def _same(path, kind, expected, columns):
-    if columns != expected:
+    # In any order: files that were recorded have that of their time.
+    if sorted(columns) != sorted(expected):
         raise ArtifactError(
             f"{path}: expected the columns of {kind} rows, found {sorted({*expected} - {*columns})} missing and "
-            f"{sorted({*columns} - {*expected})} more, or another order"
+            f"{sorted({*columns} - {*expected})} more, or some twice"
         )

@@ -96,7 +96,7 @@ def show(module, row):
     """Print a row of the experiment `module`: what it measured, or to stderr why it did not."""
     name = module.NAMED.format_map(_Blank(row))
     if row.get("status", "ok") == "ok":
-        if (said := module.remark(row)) is not None:
+        if (said := getattr(module, "remark", _rows.microseconds)(row)) is not None:
             print(f"{name}: {said}", flush=True)
     else:
         print(f"{name}: {row['status']}: {row['reason']}", file=sys.stderr)

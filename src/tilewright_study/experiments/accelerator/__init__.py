@@ -9,7 +9,7 @@ from tilewright.core.errors import ConfigError, Unavailable
 from tilewright_study import accelerators, sections
 from tilewright_study.accelerators import hardware as generated
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("accelerator",)
 FIGURES = ("accelerator",)
@@ -25,10 +25,9 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Sizes = tuple[Positive, ...]
 
 
-class Section(sections.Section, frozen=True):
-    """What paths cost on generated hardware, see tilewright_study.accelerators.
+class Values(sections.Section, frozen=True):
+    """What all networks are run with.
 
-    networks: paths by network, none leaves it out; the first is the whole network, which ratios are of
     classes: that the networks tell apart
     vectors: input channels that a unit sums up in a cycle
     lanes: output channels
@@ -39,7 +38,6 @@ class Section(sections.Section, frozen=True):
     loops: how many loops of a layer are arranged in every order
     """
 
-    networks: dict[str, tuple[str, ...]]
     classes: Positive
     vectors: Sizes
     lanes: Sizes
@@ -48,6 +46,15 @@ class Section(sections.Section, frozen=True):
     buffers: tuple[tuple[Positive, Positive, Positive], ...]
     files: tuple[str, ...]
     loops: Annotated[int, msgspec.Meta(ge=2, le=8)]
+
+
+class Section(Values, frozen=True):
+    """What paths cost on generated hardware, see tilewright_study.accelerators.
+
+    networks: paths by network, none leaves it out; the first is the whole network, which ratios are of
+    """
+
+    networks: dict[str, tuple[str, ...]]
 
     def check(self, config):
         """Raise `ConfigError` for networks that have no such paths, and for hardware that cannot be made."""
@@ -57,28 +64,20 @@ class Section(sections.Section, frozen=True):
         sections.at("accelerators", made, self)
 
 
-class Settings(sections.Section, frozen=True):
-    """What one network is run with; values as in `Section`."""
+class Settings(Values, frozen=True):
+    """What one network is run with. paths: of it."""
 
     paths: tuple[str, ...]
-    classes: Positive
-    vectors: Sizes
-    lanes: Sizes
-    elements: Sizes
-    multipliers: tuple[Positive, Positive]
-    buffers: tuple[tuple[Positive, Positive, Positive], ...]
-    files: tuple[str, ...]
-    loops: Annotated[int, msgspec.Meta(ge=2, le=8)]
 
 
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Judged, frozen=True, kw_only=True):
     """A path on one hardware.
 
     whole: whether it is the first path of its network. vector, lanes, elements, weights_kib, inputs_kib, outputs_kib:
     see `tilewright_study.accelerators.hardware.Hardware`. area_mm2: of that. macs: multiplications of the path;
     padded_macs: with those of channels and pixels that the hardware rounds up to. cycles, energy_uj: of its products;
     those of the decoder, of depthwise kernels and of attention's products stand beside. left_out_mb: bytes that norms,
-    softmax, activations, sums and resizing read and write, which no cycle or energy counts. loops: see `Section`.
+    softmax, activations, sums and resizing read and write, which no cycle or energy counts. loops: see `Values`.
     """
 
     kind: Literal["accelerator"] = "accelerator"
@@ -86,8 +85,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     network: str = ""
     path: str = ""
     whole: Count = None
-    status: Status = "ok"
-    reason: str = ""
     vector: Count = None
     lanes: Count = None
     elements: Count = None
@@ -132,9 +129,7 @@ def cases(config):
 
 def settings(config, case):
     """`Settings` of one network."""
-    section = config.accelerators
-    own = {name: getattr(section, name) for name in Settings.__struct_fields__ if name != "paths"}
-    return Settings(paths=section.networks[case], **own)
+    return sections.taken(Settings, config.accelerators, paths=config.accelerators.networks[case])
 
 
 def sources(settings):
@@ -151,11 +146,6 @@ def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
     own = [f"tilewright_study.accelerators.{name}" for name in ("workloads", "_worker")]
     return [*own, f"tilewright.masks.{FAMILY}", "tilewright.networks.layers"]
-
-
-def size(case, settings):
-    """Numbers that a case holds: few."""
-    return 1 << 20
 
 
 def run(case, settings, how):

@@ -13,7 +13,7 @@ from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Flag, Number, Status
+from tilewright_study.measure.rows import Count, Flag, Number
 
 TABLES = ("latency", "speedup", "fill", "prediction", "solvers", "policy", "policy_summary")
 FIGURES = ("overview", "latency", "speedup", "pattern", "fill", "prediction", "gantt", "policy")
@@ -66,13 +66,11 @@ class Section(sections.Section, frozen=True):
         sections.above_zero("attention.max_seconds", self.max_seconds)
 
 
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Waited, frozen=True, kw_only=True):
     """A provider on one pattern.
 
-    relative_error: see `reference.relative_error`, over checked_rows queries; tolerance: of it. p20_us, p50_us, p80_us:
-    on a GPU its own time, with a warm second-level cache; else wall time. What follows is blank on CPUs. timing: how a
-    GPU was timed (`Timing.method`); cold_us: with a cold cache; latency_us: a call and the wait for it, by the host's
-    clock; host_us: until a call returns; byte_floor_us: `ceilings.floor_bytes` at the bandwidth of a copy;
+    relative_error: see `reference.relative_error`. A GPU is timed with a warm second-level cache. What follows is blank
+    on CPUs. cold_us: with a cold cache; byte_floor_us: `ceilings.floor_bytes` at the bandwidth of a copy;
     floor_fraction: of p50_us; ceiling_fraction: executed_gflops over `ceilings.softmax_bound_gflops`. turns: how often
     it was measured, in turns with others: of several, rse is the standard error between them, else that within one.
     chosen, tuned_s: of a tuned schedule, the tiles and the solver of the one that was taken, and the seconds it took.
@@ -88,30 +86,15 @@ class Row(rows.Row, frozen=True, kw_only=True):
     solver: str = ""
     provider: str = ""
     variant: str = ""
-    status: Status = "ok"
-    reason: str = ""
     ordered: Flag = None
     batch: Count = None
     heads: Count = None
     head_dim: Count = None
-    dtype: str = ""
     tokens: Count = None
     entries: Count = None
     density: Number = None
-    p20_us: Number = None
-    p50_us: Number = None
-    p80_us: Number = None
-    repetitions: Count = None
-    rse: Number = None
     turns: Count = None
-    timing: str = ""
     cold_us: Number = None
-    latency_us: Number = None
-    host_us: Number = None
-    max_abs_error: Number = None
-    relative_error: Number = None
-    checked_rows: Count = None
-    tolerance: Number = None
     predicted_us: Number = None
     objective_us: Number = None
     bound_us: Number = None

@@ -14,7 +14,7 @@ from tilewright_study import sections
 from tilewright_study.experiments import push
 from tilewright_study.experiments.push import split
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("configure",)
 FIGURES = ("configure_time",)
@@ -30,7 +30,7 @@ class Settings(sections.Section, frozen=True):
     memory: str
 
 
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Judged, frozen=True, kw_only=True):
     """A configured stream, or a component of its solution.
 
     stream, part: what went in and came out. engine: that was asked for; solved_by: that found it. component: blank for
@@ -47,8 +47,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     engine: str = ""
     solved_by: str = ""
     component: str = ""
-    status: Status = "ok"
-    reason: str = ""
     cycles: Count = None
     seconds: Number = None
     first: Number = None
@@ -94,11 +92,6 @@ def of_stream(memory):
     """Dotted names of the modules that the configuration of an example stream depends on."""
     found = ("solve", "bmc", f"memories.{memory}", "memories._rtl")
     return ["tilewright_study.experiments.push.examples", *(f"tilewright.pushmem.{name}" for name in found)]
-
-
-def size(case, settings):
-    """Numbers that a case holds: few."""
-    return 1 << 20
 
 
 def run(case, settings, how):

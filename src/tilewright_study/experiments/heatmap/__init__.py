@@ -13,7 +13,7 @@ from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import lock
 from tilewright_study.measure import rows as _rows
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("heatmap",)
 FIGURES = ("heatmap",)
@@ -22,10 +22,9 @@ FIGURES = ("heatmap",)
 SOLVE_SECONDS = 10.0
 
 
-class Section(sections.Section, frozen=True):
-    """Speed-up of DynamicViT by resolution and patch size.
+class Values(sections.Section, frozen=True):
+    """What all resolutions are run with.
 
-    resolutions: sides of the images, in pixels
     patches: sides of the patches, in pixels
     max_tokens: a cell with more tokens is blank, with the reason
     order: the order of its plans
@@ -33,12 +32,20 @@ class Section(sections.Section, frozen=True):
     max_seconds: a timing stops after this time, in seconds
     """
 
-    resolutions: tuple[int, ...]
     patches: tuple[int, ...]
     max_tokens: int
     order: str
     solver: str
     max_seconds: float
+
+
+class Section(Values, frozen=True):
+    """Speed-up of DynamicViT by resolution and patch size.
+
+    resolutions: sides of the images, in pixels
+    """
+
+    resolutions: tuple[int, ...]
 
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
@@ -51,19 +58,14 @@ class Section(sections.Section, frozen=True):
         sections.above_zero("heatmap.max_seconds", self.max_seconds)
 
 
-class Settings(sections.Section, frozen=True):
-    """What one resolution is run with; values as in `Section` and of the whole study."""
+class Settings(Values, frozen=True):
+    """What one resolution is run with. tiles, split_keys: of the whole study."""
 
-    patches: tuple[int, ...]
-    max_tokens: int
-    order: str
-    solver: str
     tiles: tuple[str, ...]
     split_keys: int | None
-    max_seconds: float
 
 
-class Row(_rows.Row, frozen=True, kw_only=True):
+class Row(_rows.Judged, frozen=True, kw_only=True):
     """A cell of the map.
 
     reorder, solver: of the plan; dense: the fastest attention over all pairs; speedup: of the plan over it.
@@ -76,8 +78,6 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     tokens: Count = None
     reorder: str = ""
     solver: str = ""
-    status: Status = "ok"
-    reason: str = ""
     dense: str = ""
     dense_p50_us: Number = None
     plan_p50_us: Number = None
@@ -95,16 +95,7 @@ def cases(config):
 
 def settings(config, case):
     """`Settings` of one resolution."""
-    section = config.heatmap
-    return Settings(
-        patches=section.patches,
-        max_tokens=section.max_tokens,
-        order=section.order,
-        solver=section.solver,
-        tiles=config.tiles,
-        split_keys=config.split_keys,
-        max_seconds=section.max_seconds,
-    )
+    return sections.taken(Settings, config.heatmap, tiles=config.tiles, split_keys=config.split_keys)
 
 
 def planned(case, settings):

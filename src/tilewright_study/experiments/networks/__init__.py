@@ -11,7 +11,7 @@ from tilewright.core.errors import ConfigError
 from tilewright.networks import Plans, attentions, batching
 from tilewright_study import sections
 from tilewright_study.measure import rows as _rows
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Count, Number
 
 # Asked for names: rows without plans do not depend on it.
 APART = ("tilewright.attention.schedule.search",)
@@ -20,21 +20,28 @@ TABLES = ("end_to_end", "network_plans")
 FIGURES = ("end_to_end", "network_plans")
 
 
-class Section(sections.Section, frozen=True):
-    """Whole networks, run end to end.
+class Settings(sections.Section, frozen=True):
+    """What one network is run with.
 
-    workloads: networks by name
     attention: batches that each kind of attention is timed with; one without batches is left out
     compiled: the same for networks that torch.compile has compiled
     plans: attention tilewright with other plans than its own; each is timed with the batches of tilewright
     max_seconds: a timing stops after this time, in seconds
     """
 
-    workloads: tuple[str, ...]
     attention: dict[str, tuple[int, ...]]
     compiled: dict[str, tuple[int, ...]]
     plans: tuple[Plans, ...]
     max_seconds: float
+
+
+class Section(Settings, frozen=True):
+    """Whole networks, run end to end.
+
+    workloads: networks by name
+    """
+
+    workloads: tuple[str, ...]
 
     def check(self, config):
         """Raise `ConfigError` for unknown names, and for batches and a time out of range."""
@@ -54,16 +61,7 @@ class Section(sections.Section, frozen=True):
             raise ConfigError("networks.attention: expected a batch for at least one attention, found none")
 
 
-class Settings(sections.Section, frozen=True):
-    """What one network is run with; values as in `Section`."""
-
-    attention: dict[str, tuple[int, ...]]
-    compiled: dict[str, tuple[int, ...]]
-    plans: tuple[Plans, ...]
-    max_seconds: float
-
-
-class Row(_rows.Row, frozen=True, kw_only=True):
+class Row(_rows.Compared, frozen=True, kw_only=True):
     """A network with one attention and batch.
 
     resolution: pixels of a side of its images, of those that are no squares of one that has as many.
@@ -86,23 +84,12 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     tiles: str = ""
     compiled: bool = False
     batch: Count = None
-    status: Status = "ok"
-    reason: str = ""
-    dtype: str = ""
     parameters: Count = None
-    max_abs_error: Number = None
-    relative_error: Number = None
-    tolerance: Number = None
     attention_error: Number = None
     attention_tolerance: Number = None
     largest_logit: Number = None
     same_top1: Number = None
     first_call_s: Number = None
-    p20_us: Number = None
-    p50_us: Number = None
-    p80_us: Number = None
-    repetitions: Count = None
-    rse: Number = None
     images_per_s: Number = None
     attention_us: Number = None
     rest_us: Number = None
@@ -110,7 +97,6 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     peak_bytes: Count = None
 
 
-RUN = "tilewright_study.experiments.networks.run"
 NAMED = "{network} {attention}, batch {batch}"
 
 
@@ -123,7 +109,8 @@ def settings(config, case):
     """`Settings` of one network."""
     section = config.networks
     sizes, compiled = ({n: b for n, b in each.items() if b} for each in (section.attention, section.compiled))
-    return Settings(sizes, compiled, section.plans if "tilewright" in sizes else (), section.max_seconds)
+    plans = section.plans if "tilewright" in sizes else ()
+    return sections.taken(Settings, section, attention=sizes, compiled=compiled, plans=plans)
 
 
 def planned(case, settings):

@@ -34,10 +34,9 @@ class Section(sections.Section, frozen=True):
             sections.at("order_times.workloads", masks.parse, name)
 
 
-class Settings(sections.Section, frozen=True):
-    """What the orders are run with; values as in `Section` and of the whole study."""
+class Settings(Section, frozen=True):
+    """What the orders are run with. orders: of the whole study."""
 
-    workloads: tuple[str, ...]
     orders: tuple[str, ...]
 
 

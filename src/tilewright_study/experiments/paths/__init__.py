@@ -14,7 +14,7 @@ from tilewright.core.errors import ConfigError
 from tilewright.networks.path import parse
 from tilewright_study import scenes, sections, training
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Count, Number
 from tilewright_study.scenes import backends
 
 TABLES = ("paths", "path_layers")
@@ -45,11 +45,9 @@ class Network(sections.Section, frozen=True):
         return _found(self.checkpoint)
 
 
-class Section(sections.Section, frozen=True):
-    """Paths of trained networks.
+class Values(sections.Section, frozen=True):
+    """What a network may have other values of.
 
-    networks: by a name of one's own, <network>.<recipe> where the weights are trained here; null leaves one out
-    network_settings: by such a name, other values than those below
     data: scenes, or another source of tilewright_study.scenes with labels
     bases: what is planned for, as the text of a path behind its blocks, such as scale=0.75; "" is the full path
     alone: further such texts, whose path with all blocks is measured, and not planned for
@@ -71,8 +69,6 @@ class Section(sections.Section, frozen=True):
     max_seconds: a timing stops after this time, in seconds
     """
 
-    networks: dict[str, Network | None]
-    network_settings: dict[str, dict]
     data: str
     bases: tuple[str, ...]
     alone: tuple[str, ...]
@@ -92,6 +88,17 @@ class Section(sections.Section, frozen=True):
     batch: int
     compiled: bool
     max_seconds: float
+
+
+class Section(Values, frozen=True):
+    """Paths of trained networks.
+
+    networks: by a name of one's own, <network>.<recipe> where the weights are trained here; null leaves one out
+    network_settings: by such a name, other values than those below
+    """
+
+    networks: dict[str, Network | None]
+    network_settings: dict[str, dict]
 
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
@@ -140,36 +147,13 @@ def _check_weights(name, stated, others):
         )
 
 
-class Settings(sections.Section, frozen=True):
-    """What one network is run with; values as in `Section`."""
+class Settings(Values, frozen=True):
+    """What one network is run with."""
 
     network: Network
-    data: str
-    bases: tuple[str, ...]
-    alone: tuple[str, ...]
-    rungs: tuple[str, ...]
-    fit: int
-    choice: int
-    test: int
-    novel: int
-    drawn: int
-    timed: int
-    every: bool
-    budgets: int
-    solver: str
-    rounds: int
-    proposals: int
-    samples: int
-    batch: int
-    compiled: bool
-    max_seconds: float
 
 
-# All but the network: what a network may have other values of.
-VALUES = [name for name in Settings.__struct_fields__ if name != "network"]
-
-
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Typed, frozen=True, kw_only=True):
     """A path of a network on one rung, as `paths.table.Entry` has it, and besides:
 
     case: the configuration's name of the network. base: text of the path with all blocks; part: why it was measured,
@@ -193,9 +177,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     part: str = ""
     path: str = ""
     rung: str = ""
-    status: Status = "ok"
-    reason: str = ""
-    dtype: str = ""
     batch: Count = None
     compiled: bool = False
     macs: Count = None
@@ -220,7 +201,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     dominated: str = ""
 
 
-RUN = "tilewright_study.experiments.paths.run"
 NAMED = "{case} {rung} {path}"
 
 
@@ -234,7 +214,7 @@ def settings(config, case):
     """`Settings` of one network; weights that are trained here have the path that the rule writes."""
     section = config.paths
     stated = section.networks[case]
-    fields = {name: getattr(section, name) for name in VALUES}
+    fields = {name: getattr(section, name) for name in Values.__struct_fields__}
     network = Network(stated.network, stated.checkpoint or TRAINED.format(case))
     own = section.network_settings.get(case, {})
     return sections.at(f"paths.network_settings.{case}", _converted, {"network": network} | fields | own)

@@ -9,7 +9,7 @@ from tilewright.networks.batching import MODES, UNPRUNED
 from tilewright.packed import pruners
 from tilewright_study import sections
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("pruned",)
 FIGURES = ("pruned", "pruned_ratio")
@@ -17,52 +17,65 @@ FIGURES = ("pruned", "pruned_ratio")
 FAMILY = "deit"
 
 
-class Section(sections.Section, frozen=True):
+class Values(sections.Section, frozen=True):
+    """What all networks are run with.
+
+    batching: how a network continues with images that keep different numbers of tokens; unpruned drops none
+    modes: the batches of each mode, that is eager, graph (a CUDA graph), compile, compile_graph (both)
+    max_seconds: a timing stops after this time, in seconds
+    """
+
+    batching: tuple[str, ...]
+    modes: dict[str, tuple[int, ...]]
+    max_seconds: float
+
+    def check_values(self, place):
+        """Raise `ConfigError` for unknown names and for numbers out of range, at a `place` of the configuration."""
+        sections.known(f"{place}.batching", "batching", self.batching, (*batching.NAMES, UNPRUNED))
+        sections.distinct(f"{place}.batching", self.batching)
+        check_modes(f"{place}.modes", self.modes)
+        sections.above_zero(f"{place}.max_seconds", self.max_seconds)
+
+    @property
+    def timed(self):
+        """The modes that have a batch."""
+        return {mode: sizes for mode, sizes in self.modes.items() if sizes}
+
+
+class Section(Values, frozen=True):
     """Pruned networks, run end to end.
 
     workloads: pruned networks by name
     settings: by network, the settings of its pruner that are run, a checkpoint of official weights among them; its own
         where none are stated
-    batching: how a network continues with images that keep different numbers of tokens; unpruned drops none
-    modes: the batches of each mode, that is eager, graph (a CUDA graph), compile, compile_graph (both)
     network_modes: modes of networks that have their own
     dtype: of tokens and weights; null is that of the study
-    max_seconds: a timing stops after this time, in seconds
     """
 
     workloads: tuple[str, ...]
     settings: dict[str, tuple[dict, ...]]
-    batching: tuple[str, ...]
-    modes: dict[str, tuple[int, ...]]
     network_modes: dict[str, dict[str, tuple[int, ...]]]
     dtype: sections.Dtype | None
-    max_seconds: float
 
     def check(self, config):
         """Raise `ConfigError` for unknown names, for networks without a pruner, and for numbers out of range."""
         sections.distinct("pruned.workloads", self.workloads)
-        sections.known("pruned.batching", "batching", self.batching, (*batching.NAMES, UNPRUNED))
-        sections.distinct("pruned.batching", self.batching)
+        self.check_values("pruned")
         if self.workloads and not self.batching:
             raise ConfigError("pruned.batching: expected at least one name, found none")
-        check_modes("pruned.modes", self.modes)
         for name, modes in self.network_modes.items():
             check_modes(f"pruned.network_modes.{name}", modes)
         for name in dict.fromkeys((*self.workloads, *self.settings, *self.network_modes)):
             _check_network(name)
-        sections.above_zero("pruned.max_seconds", self.max_seconds)
 
 
-class Settings(sections.Section, frozen=True):
-    """What one network is run with; values as in `Section`."""
+class Settings(Values, frozen=True):
+    """What one network is run with. settings: those of its pruner."""
 
     settings: tuple[dict, ...]
-    batching: tuple[str, ...]
-    modes: dict[str, tuple[int, ...]]
-    max_seconds: float
 
 
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Compared, frozen=True, kw_only=True):
     """A network with one setting, batching, mode and batch.
 
     fewest_kept, most_kept: tokens of an image after the last pruning, over the images of the batch; spread: by how many
@@ -85,9 +98,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     batching: str = ""
     mode: str = ""
     batch: Count = None
-    status: Status = "ok"
-    reason: str = ""
-    dtype: str = ""
     parameters: Count = None
     tokens: Count = None
     fewest_kept: Count = None
@@ -96,9 +106,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     capacity: Count = None
     inputs: Count = None
     same_tokens: Count = None
-    max_abs_error: Number = None
-    relative_error: Number = None
-    tolerance: Number = None
     largest_logit: Number = None
     same_top1: Number = None
     max_abs_error_all: Number = None
@@ -106,17 +113,11 @@ class Row(rows.Row, frozen=True, kw_only=True):
     attention_error: Number = None
     attention_tolerance: Number = None
     first_call_s: Number = None
-    p20_us: Number = None
-    p50_us: Number = None
-    p80_us: Number = None
-    repetitions: Count = None
-    rse: Number = None
     images_per_s: Number = None
     pack_us: Number = None
     pack_share: Number = None
 
 
-RUN = "tilewright_study.experiments.pruned.run"
 NAMED = "{network} {setting} {batching} {mode}, batch {batch}, {same_tokens} of {inputs} with the same tokens"
 
 
@@ -143,9 +144,9 @@ def cases(config):
 def settings(config, case):
     """`Settings` of one network."""
     section = config.pruned
-    modes = section.network_modes.get(case, section.modes)
-    modes = {mode: sizes for mode, sizes in modes.items() if sizes}
-    return Settings(section.settings.get(case, ({},)), section.batching, modes, section.max_seconds)
+    own = section.settings.get(case, ({},))
+    found = sections.taken(Settings, section, settings=own, modes=section.network_modes.get(case, section.modes))
+    return sections.taken(Settings, found, modes=found.timed)
 
 
 def sources(settings):
@@ -175,8 +176,3 @@ def modules(row, device):
 def size(case, settings):
     """Numbers that a case holds, see `networks.size`."""
     return 50 * networks.parse(case)[1]["image_size"] ** 2
-
-
-def remark(row):
-    """What the log says of a row that passed."""
-    return rows.microseconds(row)

@@ -7,8 +7,6 @@ import msgspec
 
 from tilewright import devices, networks
 from tilewright.core.errors import ConfigError
-from tilewright.networks import batching
-from tilewright.networks.batching import UNPRUNED
 from tilewright.packed import pruners
 from tilewright_study import sections
 from tilewright_study.experiments import pruned
@@ -45,27 +43,28 @@ class Classifiers(sections.Section, frozen=True):
     batch: Positive | None
 
 
-class Section(sections.Section, frozen=True):
+class Values(pruned.Values, frozen=True):
+    """What all trainings are run with.
+
+    pruners: settings of each pruner, all with the same weights
+    crops: images that each is judged by, of known objects and as many of novel ones
+    """
+
+    pruners: dict[str, tuple[dict, ...]]
+    crops: Positive
+
+
+class Section(Values, frozen=True):
     """Accuracy beside speed of pruned networks, which are trained here.
 
     networks: seeds by the name of a network that is not pruned; each is a training of its own
     training: how they are trained
-    pruners: settings of each pruner, all with the same weights
-    crops: images that each is judged by, of known objects and as many of novel ones
-    batching: how a network continues with images that keep different numbers of tokens; unpruned drops none
-    modes: the batches of each mode, as in pruned
     dtype: of tokens and weights; null is that of the study
-    max_seconds: a timing stops after this time, in seconds
     """
 
     networks: dict[str, tuple[int, ...]]
     training: Classifiers
-    pruners: dict[str, tuple[dict, ...]]
-    crops: Positive
-    batching: tuple[str, ...]
-    modes: dict[str, tuple[int, ...]]
     dtype: sections.Dtype | None
-    max_seconds: float
 
     def check(self, config):
         """Raise `ConfigError` for unknown names, for networks that prune, and for numbers out of range."""
@@ -74,10 +73,7 @@ class Section(sections.Section, frozen=True):
             sections.at_least(f"pruned_accuracy.networks.{name}", 0, seeds)
             sections.distinct(f"pruned_accuracy.networks.{name}", seeds)
         sections.known("pruned_accuracy.pruners", "pruner", self.pruners, [n for n in pruners.NAMES if n != "none"])
-        sections.known("pruned_accuracy.batching", "batching", self.batching, (*batching.NAMES, UNPRUNED))
-        sections.distinct("pruned_accuracy.batching", self.batching)
-        pruned.check_modes("pruned_accuracy.modes", self.modes)
-        sections.above_zero("pruned_accuracy.max_seconds", self.max_seconds)
+        self.check_values("pruned_accuracy")
         for name in ("seconds", "predictor_seconds"):
             sections.above_zero(f"pruned_accuracy.training.{name}", getattr(self.training, name))
         if not 0 < self.training.keep_ratio <= 1:
@@ -86,16 +82,11 @@ class Section(sections.Section, frozen=True):
             )
 
 
-class Settings(sections.Section, frozen=True):
-    """What one network and seed is run with; values as in `Section`. weights, predictor: files."""
+class Settings(Values, frozen=True):
+    """What one network and seed is run with. weights, predictor: files."""
 
     weights: str
     predictor: str
-    pruners: dict[str, tuple[dict, ...]]
-    crops: Positive
-    batching: tuple[str, ...]
-    modes: dict[str, tuple[int, ...]]
-    max_seconds: float
 
 
 class Row(pruned.Row, frozen=True, kw_only=True):
@@ -121,7 +112,6 @@ class Row(pruned.Row, frozen=True, kw_only=True):
     kept: Number = None
 
 
-RUN = "tilewright_study.experiments.pruned_accuracy.run"
 NAMED = "{network} {training} {pruner} {setting} {batching} {mode}, batch {batch}"
 
 
@@ -140,10 +130,8 @@ def cases(config):
 def settings(config, case):
     """`Settings` of one network and seed."""
     section, (name, _, seed) = config.pruned_accuracy, case.rpartition(".")
-    own = {name: getattr(section, name) for name in ("pruners", "crops", "batching", "max_seconds")}
-    modes = {mode: sizes for mode, sizes in section.modes.items() if sizes}
     weights, predictor = TRAINED.format(case), TRAINED.format(f"{name}-{PREDICTOR}.{seed}")
-    return Settings(weights=weights, predictor=predictor, modes=modes, **own)
+    return sections.taken(Settings, section, weights=weights, predictor=predictor, modes=section.timed)
 
 
 def sources(settings):

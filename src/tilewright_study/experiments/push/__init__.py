@@ -19,7 +19,7 @@ from tilewright_study import sections
 from tilewright_study.experiments.push import apps as programs
 from tilewright_study.experiments.push import examples
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("push",)
 FIGURES = ("push_tiles", "push_live", "push_gantt")
@@ -76,7 +76,7 @@ class Settings(sections.Section, frozen=True):
     folder: str
 
 
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Judged, frozen=True, kw_only=True):
     """A mapped app, or a part of what its tiles hold.
 
     part: ``whole``; ``live``, words that a tile holds of a buffer in a cycle, and the modulus of its
@@ -94,8 +94,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     app: str = ""
     memory: str = ""
     part: str = ""
-    status: Status = "ok"
-    reason: str = ""
     tiles: Count = None
     pes: Count = None
     registers: Count = None
@@ -171,11 +169,6 @@ def of_app(memory):
     """Dotted names of the modules that a mapped app depends on."""
     found = (f"memories.{memory}", "memories._rtl")
     return ["tilewright_study.stages.push_app", f"{__name__}.apps", *(f"tilewright.pushmem.{name}" for name in found)]
-
-
-def size(case, settings):
-    """Numbers that a case holds: few."""
-    return 1 << 20
 
 
 def run(case, settings, how):

@@ -6,7 +6,7 @@ from tilewright.core.errors import TilewrightError
 from tilewright_study import sections
 from tilewright_study.experiments import push
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("push_attention",)
 FIGURES = ("push_attention",)
@@ -25,7 +25,7 @@ class Settings(sections.Section, frozen=True):
     rtl: bool
 
 
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Judged, frozen=True, kw_only=True):
     """A workload on the array. tiles: of K and V of one head. cycles: to the last key; cycles_global: with the tokens
     that see all keys. bound: cycles of the multiply-adds alone. ms: at the published clock, of all heads. delivered:
     keys that queries were given, of one dimension of one head or of all, as the bank delivers them; wrong: that are not
@@ -38,8 +38,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     kind: Literal["push_attention"] = "push_attention"
     version: Literal[1] = 1
     model: str = ""
-    status: Status = "ok"
-    reason: str = ""
     heads: Count = None
     head_dim: Count = None
     tokens: Count = None

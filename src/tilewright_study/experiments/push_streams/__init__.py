@@ -7,7 +7,7 @@ from tilewright.core.errors import TilewrightError
 from tilewright_study import sections
 from tilewright_study.experiments import push
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Status
+from tilewright_study.measure.rows import Count
 
 TABLES = ("push_streams",)
 FIGURES = ()
@@ -27,7 +27,7 @@ class Settings(sections.Section, frozen=True):
     reorder: dict
 
 
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Judged, frozen=True, kw_only=True):
     """The keys that the blocks of one order and tile read, one after another.
 
     keys: of the stream, without padding; pieces: the fewest stretches that the loops of a controller give; words:
@@ -40,8 +40,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     model: str = ""
     reorder: str = ""
     tile: str = ""
-    status: Status = "ok"
-    reason: str = ""
     tokens: Count = None
     keys: Count = None
     pieces: Count = None

@@ -7,7 +7,7 @@ from tilewright.core.errors import ConfigError
 from tilewright_study import sections
 from tilewright_study.baselines import packed as packed_baselines
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Flag, Number, Status
+from tilewright_study.measure.rows import Count, Flag, Number
 
 TABLES = ("ragged",)
 FIGURES = ("ragged_kernel", "dispatch")
@@ -16,23 +16,30 @@ OURS = "tilewright"
 PROVIDERS = (OURS, *packed_baselines.NAMES)
 
 
-class Section(sections.Section, frozen=True):
-    """Attention of packed images.
+class Settings(sections.Section, frozen=True):
+    """What one shape is run with.
 
-    shapes: pairs of heads and the dimension of a head
     lengths: pairs (low, high); the tokens of an image are drawn uniformly from them
-    shape_lengths: those of a shape that has its own, by "<heads>x<head_dim>"
     attention: for each provider, ours and its baselines, the numbers of images it is timed with; none leaves it out
-    dtype: of tokens and weights; null is that of the study
     max_seconds: a timing stops after this time, in seconds
     """
 
-    shapes: tuple[tuple[int, int], ...]
     lengths: tuple[tuple[int, int], ...]
-    shape_lengths: dict[str, tuple[tuple[int, int], ...]]
     attention: dict[str, tuple[int, ...]]
-    dtype: sections.Dtype | None
     max_seconds: float
+
+
+class Section(Settings, frozen=True):
+    """Attention of packed images.
+
+    shapes: pairs of heads and the dimension of a head
+    shape_lengths: those of a shape that has its own, by "<heads>x<head_dim>"
+    dtype: of tokens and weights; null is that of the study
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+    shape_lengths: dict[str, tuple[tuple[int, int], ...]]
+    dtype: sections.Dtype | None
 
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
@@ -48,23 +55,14 @@ class Section(sections.Section, frozen=True):
             raise ConfigError("ragged.attention: expected a number of images for at least one provider, found none")
 
 
-class Settings(sections.Section, frozen=True):
-    """What one shape is run with; values as in `Section`."""
-
-    lengths: tuple[tuple[int, int], ...]
-    attention: dict[str, tuple[int, ...]]
-    max_seconds: float
-
-
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Waited, frozen=True, kw_only=True):
     """A call on one packed batch.
 
     call: ``attend``, ``attend_into`` (given memory) or one of `run.MOVES`. exact: whether a provider computes this
     batch's attention; otherwise it is a bound, compared with attention over padding, too. relative_error: see
-    `reference.relative_error`, over checked_rows rows of the result; tolerance: of it. p20_us, p50_us, p80_us: on a GPU
-    its own time, with a warm second-level cache; else wall time. What follows is blank on CPUs. timing: how a GPU was
-    timed (`Timing.method`); latency_us: a call and the wait for it, by the host's clock; host_us: until a prepared call
-    returns; byte_floor_us: q, k, v and the result moved once at the bandwidth of a copy; floor_fraction: of p50_us.
+    `reference.relative_error`. A GPU is timed with a warm second-level cache. host_us: of a prepared call.
+    byte_floor_us: q, k, v and the result moved once at the bandwidth of a copy; floor_fraction: of p50_us; both blank
+    on CPUs.
     """
 
     kind: Literal["ragged"] = "ragged"
@@ -78,27 +76,11 @@ class Row(rows.Row, frozen=True, kw_only=True):
     provider: str = ""
     call: str = ""
     exact: Flag = None
-    status: Status = "ok"
-    reason: str = ""
-    dtype: str = ""
-    max_abs_error: Number = None
-    relative_error: Number = None
-    checked_rows: Count = None
-    tolerance: Number = None
-    p20_us: Number = None
-    p50_us: Number = None
-    p80_us: Number = None
-    repetitions: Count = None
-    rse: Number = None
-    timing: str = ""
-    latency_us: Number = None
-    host_us: Number = None
     useful_gflops: Number = None
     byte_floor_us: Number = None
     floor_fraction: Number = None
 
 
-RUN = "tilewright_study.experiments.ragged.run"
 NAMED = "{provider} {call}, {images} images of {lengths}"
 
 
@@ -120,7 +102,8 @@ def settings(config, case):
     """`Settings` of one shape."""
     section = config.ragged
     sizes = {name: images for name, images in section.attention.items() if images}
-    return Settings(section.shape_lengths.get(case, section.lengths), sizes, section.max_seconds)
+    lengths = section.shape_lengths.get(case, section.lengths)
+    return sections.taken(Settings, section, lengths=lengths, attention=sizes)
 
 
 def planned(case, settings):
@@ -139,11 +122,6 @@ def size(case, settings):
     heads, head_dim = shape(case)
     images = max(max(sizes) for sizes in settings.attention.values())
     return images * max(high for _, high in settings.lengths) * heads * head_dim
-
-
-def remark(row):
-    """What the log says of a row that passed."""
-    return rows.microseconds(row)
 
 
 def _named(heads, head_dim):

@@ -8,46 +8,44 @@ from tilewright.core.errors import ConfigError
 from tilewright.masks import wan as pattern
 from tilewright_study import sections
 from tilewright_study.experiments import slices
-from tilewright_study.experiments.slices import ORDERS, Predictors, sizes
-from tilewright_study.measure import rows
+from tilewright_study.experiments.slices import ORDERS, sizes
 from tilewright_study.measure import weights as _weights
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Number
 
 TABLES = ("recall",)
 FIGURES = ("slices_recall",)
 
 
-class Section(sections.Section, frozen=True):
+class Values(slices.Lists, frozen=True):
+    """What all cases have in common.
+
+    layers: of a network, evenly spread, whose heads are taken together
+    noise: its shares in the clips that such a network is given
+    orders: orders of the tokens; predictors choose, and times are taken, in the first one
+    recalls: shares of attention that lists are to keep, on average over queries
+    timed: that at which times are taken
+    """
+
+    layers: int
+    noise: tuple[float, ...]
+    orders: tuple[str, ...]
+    recalls: tuple[float, ...]
+    timed: float
+
+
+class Section(Values, frozen=True):
     """Keys that lists keep for a share of attention.
 
     shapes: pairs of heads and the dimension of a head, for planted maps
     grids: frames, rows and columns of a video's tokens, for planted maps
     joint: further cases of planted maps, with tokens of text, as in slices
     networks: grids for the maps of networks, by the name that their weights have in video.weights
-    layers: of such a network, evenly spread, whose heads are taken together
-    noise: its shares in the clips that such a network is given
-    orders: orders of the tokens; predictors choose, and times are taken, in the first one
-    groups: shapes of groups, queries x keys listed together, for lists by the exact shares, 128x1 among them
-    recalls: shares of attention that lists are to keep, on average over queries
-    timed: that at which times are taken
-    predictors: by a name of one's own, arguments of `slices.predict`, such as by and pool
-    baselines: dense attention; flex, fa4 and flashinfer by the lists of those groups that are blocks of theirs
-    max_seconds: a timing stops after this time, in seconds
     """
 
     shapes: tuple[tuple[int, int], ...]
     grids: tuple[tuple[int, int, int], ...]
     joint: tuple[str, ...]
     networks: dict[str, tuple[tuple[int, int, int], ...]]
-    layers: int
-    noise: tuple[float, ...]
-    orders: tuple[str, ...]
-    groups: tuple[str, ...]
-    recalls: tuple[float, ...]
-    timed: float
-    predictors: Predictors
-    baselines: tuple[str, ...]
-    max_seconds: float
 
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
@@ -71,76 +69,28 @@ class Section(sections.Section, frozen=True):
             raise ConfigError(f"recall.timed: expected one of {', '.join(map(str, self.recalls))}, found {self.timed}")
 
 
-class Settings(sections.Section, frozen=True):
-    """What one case is run with; values as in `Section`. weights: of a network, or None for planted maps."""
+class Settings(Values, frozen=True):
+    """What one case is run with. weights: of a network, or None for planted maps."""
 
     weights: _weights.Weights | None
-    layers: int
-    noise: tuple[float, ...]
-    orders: tuple[str, ...]
-    groups: tuple[str, ...]
-    recalls: tuple[float, ...]
-    timed: float
-    predictors: Predictors
-    baselines: tuple[str, ...]
-    max_seconds: float
 
 
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(slices.Shown, frozen=True, kw_only=True):
     """Lists that keep a share of attention, and attention by them.
 
     maps: ``planted``, or of a network, ``trained`` here or ``official``. network, weights, clip_noise: its name, what
     its weights are, and the share of noise in its clip; heads are then those of several layers. target: the share of
-    attention that was asked for; recall: that which the lists keep. provider, call: blank where no time was taken. The
-    other columns are those of ``slices``.
+    attention that was asked for; recall: that which the lists keep. provider, call: blank where no time was taken.
     """
 
     kind: Literal["recall"] = "recall"
     version: Literal[2] = 2
-    maps: str = ""
     network: str = ""
     weights: str = ""
     clip_noise: Number = None
-    heads: Count = None
-    head_dim: Count = None
-    grid: str = ""
-    tokens: Count = None
-    token_order: str = ""
     target: Number = None
-    provider: str = ""
-    call: str = ""
-    group: str = ""
-    chosen_by: str = ""
-    keep: Number = None
-    mass: Number = None
-    status: Status = "ok"
-    reason: str = ""
-    dtype: str = ""
-    density: Number = None
-    least_density: Number = None
-    most_density: Number = None
-    recall: Number = None
-    least_recall: Number = None
-    l1_error: Number = None
-    cosine: Number = None
-    largest_error: Number = None
-    error_bound: Number = None
-    max_abs_error: Number = None
-    relative_error: Number = None
-    checked_rows: Count = None
-    tolerance: Number = None
-    p20_us: Number = None
-    p50_us: Number = None
-    p80_us: Number = None
-    repetitions: Count = None
-    rse: Number = None
-    timing: str = ""
-    latency_us: Number = None
-    host_us: Number = None
-    useful_gflops: Number = None
 
 
-RUN = "tilewright_study.experiments.recall.run"
 NAMED = "{maps} {clip_noise} {chosen_by} {group}, {token_order}, recall {target} {provider}"
 compiles = slices.compiles
 
@@ -156,8 +106,7 @@ def settings(config, case):
     """`Settings` of one case."""
     section, (name, _, _) = config.recall, case.rpartition("-")
     weights = config.video.weights[name].at(name) if name in section.networks else None
-    own = {name: getattr(section, name) for name in Settings.__struct_fields__ if name != "weights"}
-    return Settings(weights=weights, **own)
+    return sections.taken(Settings, section, weights=weights)
 
 
 def planned(case, settings):

@@ -12,7 +12,7 @@ from tilewright.slices import predictors
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("slices",)
 FIGURES = ("slices_speedup",)
@@ -37,29 +37,43 @@ _CASE = re.compile(r"(\d+)x(\d+)-(?:(\d+)-)?(\d+)x(\d+)x(\d+)(?:-(\d+))?")
 Predictors = dict[str, dict[str, int | float | str]]
 
 
-class Section(sections.Section, frozen=True):
-    """Attention by slice lists at set sparsities.
+class Lists(sections.Section, frozen=True):
+    """Slice lists, and what they are compared with.
 
-    shapes: pairs of heads and the dimension of a head
-    grids: frames, rows and columns of a video's tokens
-    joint: further cases, with tokens of text: cogvideox-2b, cogvideox-5b, hunyuan, or the sizes of one's own
-    order: the order of the tokens
-    sparsities: shares of the keys that lists leave out
     groups: shapes of groups, queries x keys listed together, whose lists the oracle chooses, 128x1 among them
     predictors: by a name of one's own, arguments of `slices.predict`, such as by and pool
     baselines: dense attention; flex, fa4 and flashinfer by the lists of those groups that are blocks of theirs
     max_seconds: a timing stops after this time, in seconds
     """
 
-    shapes: tuple[tuple[int, int], ...]
-    grids: tuple[tuple[int, int, int], ...]
-    joint: tuple[str, ...]
-    order: str
-    sparsities: tuple[float, ...]
     groups: tuple[str, ...]
     predictors: Predictors
     baselines: tuple[str, ...]
     max_seconds: float
+
+
+class Settings(Lists, frozen=True):
+    """What one case is run with.
+
+    order: the order of the tokens
+    sparsities: shares of the keys that lists leave out
+    """
+
+    order: str
+    sparsities: tuple[float, ...]
+
+
+class Section(Settings, frozen=True):
+    """Attention by slice lists at set sparsities.
+
+    shapes: pairs of heads and the dimension of a head
+    grids: frames, rows and columns of a video's tokens
+    joint: further cases, with tokens of text: cogvideox-2b, cogvideox-5b, hunyuan, or the sizes of one's own
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+    grids: tuple[tuple[int, int, int], ...]
+    joint: tuple[str, ...]
 
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
@@ -75,50 +89,31 @@ class Section(sections.Section, frozen=True):
                 raise ConfigError(f"slices.groups: expected {' or '.join(known)}, which the baseline {name} attends by")
 
 
-class Settings(sections.Section, frozen=True):
-    """What one case is run with; values as in `Section`."""
-
-    order: str
-    sparsities: tuple[float, ...]
-    groups: tuple[str, ...]
-    predictors: Predictors
-    baselines: tuple[str, ...]
-    max_seconds: float
-
-
-class Row(rows.Row, frozen=True, kw_only=True):
-    """A call on one planted video.
+class Shown(rows.Waited, frozen=True, kw_only=True):
+    """A call by lists.
 
     maps: where queries and keys come from. grid: with tokens of text before or behind it, see `sizes`. token_order: of
-    the video's tokens. sparsity: asked for. call: ``attend`` (lists
-    given), ``predict`` (lists made) or ``predict_attend``. group: queries x keys of a list, as tiles are called; keep,
-    mass: what the lists were chosen by, ``oracle`` by the exact shares of attention. What follows is of the lists:
-    density, the share of keys kept, least_density and most_density of a head; recall, the mean share of attention kept,
-    least_recall of a head; in float32, against dense attention: l1_error, sum of errors over that of absolute values,
-    cosine, largest_error, and error_bound, which no error can exceed. max_abs_error, relative_error, checked_rows: of
-    the timed call, against attention in float64 over the same lists. p20_us, p50_us, p80_us: on a GPU its own time,
-    else wall time, contenders taking turns; timing, latency_us, host_us: as in ``ragged``. useful_gflops: of the pairs
-    that the lists keep.
+    the video's tokens. call: ``attend`` (lists given), ``predict`` (lists made) or ``predict_attend``. group: queries x
+    keys of a list, as tiles are called; keep, mass: what the lists were chosen by, ``oracle`` by the exact shares of
+    attention. What follows is of the lists: density, the share of keys kept, least_density and most_density of a head;
+    recall, the mean share of attention kept, least_recall of a head; in float32, against dense attention: l1_error, sum
+    of errors over that of absolute values, cosine, largest_error, and error_bound, which no error can exceed.
+    max_abs_error, relative_error, checked_rows: of the timed call, against attention in float64 over the same lists;
+    contenders are timed in turns. useful_gflops: of the pairs that the lists keep.
     """
 
-    kind: Literal["slices"] = "slices"
-    version: Literal[1] = 1
     maps: str = ""
     heads: Count = None
     head_dim: Count = None
     grid: str = ""
     tokens: Count = None
     token_order: str = ""
-    sparsity: Number = None
     provider: str = ""
     call: str = ""
     group: str = ""
     chosen_by: str = ""
     keep: Number = None
     mass: Number = None
-    status: Status = "ok"
-    reason: str = ""
-    dtype: str = ""
     density: Number = None
     least_density: Number = None
     most_density: Number = None
@@ -128,22 +123,17 @@ class Row(rows.Row, frozen=True, kw_only=True):
     cosine: Number = None
     largest_error: Number = None
     error_bound: Number = None
-    max_abs_error: Number = None
-    relative_error: Number = None
-    checked_rows: Count = None
-    tolerance: Number = None
-    p20_us: Number = None
-    p50_us: Number = None
-    p80_us: Number = None
-    repetitions: Count = None
-    rse: Number = None
-    timing: str = ""
-    latency_us: Number = None
-    host_us: Number = None
     useful_gflops: Number = None
 
 
-RUN = "tilewright_study.experiments.slices.run"
+class Row(Shown, frozen=True, kw_only=True):
+    """A call on one planted video. sparsity: asked for."""
+
+    kind: Literal["slices"] = "slices"
+    version: Literal[1] = 1
+    sparsity: Number = None
+
+
 NAMED = "{provider} {call}, {chosen_by} {group}, sparsity {sparsity}"
 
 
@@ -211,8 +201,7 @@ def cases(config):
 
 def settings(config, case):
     """`Settings` of one case."""
-    section = config.slices
-    return Settings(**{name: getattr(section, name) for name in Settings.__struct_fields__})
+    return sections.taken(Settings, config.slices)
 
 
 def planned(case, settings):

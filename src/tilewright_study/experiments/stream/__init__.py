@@ -8,7 +8,7 @@ from tilewright.core.errors import ConfigError
 from tilewright_study import sections
 from tilewright_study.experiments import paths as of_paths
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Count, Number
 from tilewright_study.scenes import backends
 
 TABLES = ("stream",)
@@ -18,10 +18,9 @@ TRACES = ("uniform", "steps", "contended")
 CONTENDERS = ("closed", "target", "open", "full", "fixed", "static", "oracle")
 
 
-class Section(sections.Section, frozen=True):
-    """Streams of frames, for networks of paths.
+class Values(sections.Section, frozen=True):
+    """What all networks are run with.
 
-    networks: names of paths.networks, whose images come one by one
     traces: budgets over time
     frames: of a trace
     shown: of these, the first ones at each rate, which rows tell one by one
@@ -30,7 +29,6 @@ class Section(sections.Section, frozen=True):
     everything; fixed, always the path that the least budget allows; static, the networks of `static`, each with its
     full path only, with a controller as closed has it; oracle, which knows how long each path would take, as calls
     before the first frame and after the last one took, chooses by the table, and is not run
-    static: names of paths.networks that the contender static switches between, of one image size with all of `networks`
     rung: of the paths, trained or statistics
     margin: share of a promise that a budget has to leave beside it
     late: share of late frames that controllers aim at
@@ -42,12 +40,10 @@ class Section(sections.Section, frozen=True):
     switches: how often two paths take turns, to see what switching costs
     """
 
-    networks: tuple[str, ...]
     traces: tuple[str, ...]
     frames: int
     shown: int
     contenders: tuple[str, ...]
-    static: tuple[str, ...]
     rung: str
     margin: float
     late: float
@@ -56,6 +52,17 @@ class Section(sections.Section, frozen=True):
     scenes: int
     shots: int
     switches: int
+
+
+class Section(Values, frozen=True):
+    """Streams of frames, for networks of paths.
+
+    networks: names of paths.networks, whose images come one by one
+    static: names of paths.networks that the contender static switches between, of one image size with all of `networks`
+    """
+
+    networks: tuple[str, ...]
+    static: tuple[str, ...]
 
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
@@ -84,27 +91,15 @@ class Section(sections.Section, frozen=True):
             check_static("stream.static", case, settings(config, case))
 
 
-class Settings(sections.Section, frozen=True):
-    """What one network is run with; values as in `Section`. table: the file of its paths. static: networks by name."""
+class Settings(Values, frozen=True):
+    """What one network is run with. table: the file of its paths. static: networks by name."""
 
     network: of_paths.Network
     table: str
-    traces: tuple[str, ...]
-    frames: int
-    shown: int
-    contenders: tuple[str, ...]
     static: dict[str, of_paths.Network]
-    rung: str
-    margin: float
-    late: float
-    least: float
-    samples: int
-    scenes: int
-    shots: int
-    switches: int
 
 
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Typed, frozen=True, kw_only=True):
     """A trace with one contender, in all (``frame`` is blank) or one frame of it.
 
     part: ``frames``, or ``switching``, where two paths took turns and ``measured_us`` is what one switch takes beyond
@@ -129,9 +124,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     trace: str = ""
     contender: str = ""
     part: str = ""
-    status: Status = "ok"
-    reason: str = ""
-    dtype: str = ""
     compiled: bool = False
     frame: Count = None
     frames: Count = None
@@ -151,7 +143,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     loaded: Number = None
 
 
-RUN = "tilewright_study.experiments.stream.run"
 NAMED = "{case} {trace} {contender} {frame}"
 
 
@@ -163,9 +154,9 @@ def cases(config):
 def settings(config, case):
     """`Settings` of one network."""
     section = config.stream
-    fields = {name: getattr(section, name) for name in Section.__struct_fields__ if name != "networks"}
-    fields["static"] = {name: of_paths.settings(config, name).network for name in section.static}
-    return Settings(of_paths.settings(config, case).network, f"results/logs/paths/{case}.csv", **fields)
+    static = {name: of_paths.settings(config, name).network for name in section.static}
+    network, table = of_paths.settings(config, case).network, f"results/logs/paths/{case}.csv"
+    return sections.taken(Settings, section, static=static, network=network, table=table)
 
 
 def check_static(place, case, settings):

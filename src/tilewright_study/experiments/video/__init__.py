@@ -12,7 +12,7 @@ from tilewright_study import sections
 from tilewright_study.experiments.slices import ORDERS
 from tilewright_study.measure import rows
 from tilewright_study.measure import weights as _weights
-from tilewright_study.measure.rows import Count, Number, Status
+from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("video",)
 FIGURES = ("video_step", "video_maps", "video_clips")
@@ -37,23 +37,30 @@ class Attention(sections.Section, frozen=True):
     every: int
 
 
-class Section(sections.Section, frozen=True):
-    """One pass of video networks.
+class Values(sections.Section, frozen=True):
+    """What all networks are run with.
 
-    weights: of networks, by a name of one's own
-    networks: names of video networks, whose weights are random, or of weights
     attention: what is timed, by a name of one's own, the dense one first
     modes: eager, or layers compiled by torch.compile; on a GPU passes are captured in CUDA graphs in both
     sampler: steps in which a network that was trained here makes a clip, to be compared with that of dense attention
     max_seconds: a timing stops after this time, in seconds
     """
 
-    weights: dict[str, _weights.Weights]
-    networks: tuple[str, ...]
     attention: dict[str, Attention]
     modes: tuple[str, ...]
     sampler: int
     max_seconds: float
+
+
+class Section(Values, frozen=True):
+    """One pass of video networks.
+
+    weights: of networks, by a name of one's own
+    networks: names of video networks, whose weights are random, or of weights
+    """
+
+    weights: dict[str, _weights.Weights]
+    networks: tuple[str, ...]
 
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
@@ -69,17 +76,13 @@ class Section(sections.Section, frozen=True):
         sections.above_zero("video.max_seconds", self.max_seconds)
 
 
-class Settings(sections.Section, frozen=True):
-    """What one network is run with; values as in `Section`. weights: None for random ones."""
+class Settings(Values, frozen=True):
+    """What one network is run with. weights: None for random ones."""
 
     weights: _weights.Weights | None
-    attention: dict[str, Attention]
-    modes: tuple[str, ...]
-    sampler: int
-    max_seconds: float
 
 
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Timed, frozen=True, kw_only=True):
     """A pass of a network with one attention: latents, a time and a prompt to the velocity.
 
     weights: ``random``, the steps of a training, or an official file. attention: its name in the configuration; by: of
@@ -107,15 +110,10 @@ class Row(rows.Row, frozen=True, kw_only=True):
     token_order: str = ""
     every: Count = None
     mode: str = ""
-    status: Status = "ok"
-    reason: str = ""
-    dtype: str = ""
     parameters: Count = None
     density: Number = None
     recall: Number = None
     flops_share: Number = None
-    relative_error: Number = None
-    tolerance: Number = None
     checked_rows: Count = None
     whole_error: Number = None
     whole_tolerance: Number = None
@@ -123,11 +121,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     first_call_s: Number = None
     made_us: Number = None
     kept_us: Number = None
-    p20_us: Number = None
-    p50_us: Number = None
-    p80_us: Number = None
-    repetitions: Count = None
-    rse: Number = None
     timing: str = ""
     attend_us: Number = None
     predict_us: Number = None
@@ -139,7 +132,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     sample_s: Number = None
 
 
-RUN = "tilewright_study.experiments.video.run"
 NAMED = "{network} {attention}, {mode}"
 
 
@@ -167,7 +159,7 @@ def settings(config, case):
     """`Settings` of one network."""
     section = config.video
     weights = section.weights[case].at(case) if case in section.weights else None
-    return Settings(weights, section.attention, section.modes, section.sampler, section.max_seconds)
+    return sections.taken(Settings, section, weights=weights)
 
 
 def planned(case, settings):

@@ -13,7 +13,7 @@ from tilewright.core.errors import ConfigError
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import rows
-from tilewright_study.measure.rows import Count, Flag, Number, Status
+from tilewright_study.measure.rows import Count, Flag, Number
 
 TABLES = ("worth",)
 FIGURES = ("worth",)
@@ -25,11 +25,9 @@ PARTS = ("layer", "block")
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Section(sections.Section, frozen=True):
-    """From how many tokens a window pays, by its density.
+class Values(sections.Section, frozen=True):
+    """What all grids are run with.
 
-    grids: pairs of a side of the grid, in tokens, and of the squares of queries that share the window around them; 1
-        is a window around each token
     densities: shares of all pairs that the windows are chosen for, with a global token
     heads: of the layer
     head_dim: of the layer
@@ -43,7 +41,6 @@ class Section(sections.Section, frozen=True):
     max_seconds: a timing stops after this time, in seconds
     """
 
-    grids: tuple[tuple[Positive, Positive], ...]
     densities: tuple[float, ...]
     heads: Positive
     head_dim: Positive
@@ -56,10 +53,37 @@ class Section(sections.Section, frozen=True):
     max_entries: Positive
     max_seconds: float
 
+    def check_values(self, place):
+        """Raise `ConfigError` for unknown names and for numbers out of range; place: what comes before their names."""
+        sections.known(f"{place}order", "order", (self.order,), (AUTO, *reorder.NAMES))
+        sections.known(f"{place}solver", "solver", (self.solver,), SOLVERS)
+        for density in self.densities:
+            if not 0 < density < 1:
+                raise ConfigError(f"{place}densities: expected shares above 0 and below 1, found {density}")
+        for density in self.masked_densities:
+            if density not in self.densities:
+                known = ", ".join(map(str, self.densities))
+                raise ConfigError(
+                    f"{place}masked_densities: expected some of the densities, found {density}; known: {known}"
+                )
+        sections.known(f"{place}masked", "baseline", self.masked, sparse_baselines.NAMES)
+        if dense := [name for name in self.masked if name in sparse_baselines.DENSE]:
+            raise ConfigError(
+                f"{place}masked: expected baselines that compute the pattern, found {dense[0]}, which is dense"
+            )
+
+
+class Section(Values, frozen=True):
+    """From how many tokens a window pays, by its density.
+
+    grids: pairs of a side of the grid, in tokens, and of the squares of queries that share the window around them; 1
+        is a window around each token
+    """
+
+    grids: tuple[tuple[Positive, Positive], ...]
+
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
-        sections.known("worth.order", "order", (self.order,), (AUTO, *reorder.NAMES))
-        sections.known("worth.solver", "solver", (self.solver,), SOLVERS)
         sections.distinct("worth.grids", [side for side, _ in self.grids])
         for side, square in self.grids:
             if side % square or side < 4:
@@ -67,30 +91,17 @@ class Section(sections.Section, frozen=True):
                     f"worth.grids: expected at least 4 tokens a side, whole squares of {square}, found {side}"
                 )
         sections.distinct("worth.densities", self.densities)
-        _check_densities("worth.densities", self.densities)
-        _check_among("worth.masked_densities", self.masked_densities, self.densities)
-        _check_masked("worth.masked", self.masked)
+        self.check_values("worth.")
         sections.above_zero("worth.max_seconds", self.max_seconds)
 
 
-class Settings(sections.Section, frozen=True):
-    """What one grid is run with; values as in `Section`. square: of its queries."""
+class Settings(Values, frozen=True):
+    """What one grid is run with. square: of its queries."""
 
     square: Positive
-    densities: tuple[float, ...]
-    heads: Positive
-    head_dim: Positive
-    batch: Positive
-    order: str
-    solver: str
-    masked: dict[str, tuple[str, ...]]
-    masked_densities: tuple[float, ...]
-    compiled: bool
-    max_entries: Positive
-    max_seconds: float
 
 
-class Row(rows.Row, frozen=True, kw_only=True):
+class Row(rows.Called, frozen=True, kw_only=True):
     """A provider in one part, on one grid and density.
 
     part: ``layer``, attention alone, or ``block``: norms, projections, attention and MLP; compiled: all of it but
@@ -98,7 +109,6 @@ class Row(rows.Row, frozen=True, kw_only=True):
     asked, density: the share of all pairs that was asked for and the one that the window has, both 1 where all pairs
     are attended. Tokens are in plan order. reorder, solver, tiles, plan_s: of a plan, and the seconds that it took.
     relative_error: `reference.relative_error` of a layer; of a block's rows, by how far attention moves them.
-    p20_us, p50_us, p80_us: as in ``attention``.
     """
 
     kind: Literal["worth"] = "worth"
@@ -116,46 +126,13 @@ class Row(rows.Row, frozen=True, kw_only=True):
     batch: Count = None
     heads: Count = None
     head_dim: Count = None
-    dtype: str = ""
-    status: Status = "ok"
-    reason: str = ""
     reorder: str = ""
     solver: str = ""
     tiles: str = ""
     plan_s: Number = None
-    max_abs_error: Number = None
-    relative_error: Number = None
-    tolerance: Number = None
-    checked_rows: Count = None
-    p20_us: Number = None
-    p50_us: Number = None
-    p80_us: Number = None
-    repetitions: Count = None
-    rse: Number = None
-    timing: str = ""
 
 
-RUN = "tilewright_study.experiments.worth.run"
 NAMED = "{part} of {tokens} tokens, density {asked}, {provider}"
-
-
-def _check_densities(place, densities):
-    for density in densities:
-        if not 0 < density < 1:
-            raise ConfigError(f"{place}: expected shares above 0 and below 1, found {density}")
-
-
-def _check_among(place, chosen, densities):
-    for density in chosen:
-        if density not in densities:
-            known = ", ".join(map(str, densities))
-            raise ConfigError(f"{place}: expected some of the densities, found {density}; known: {known}")
-
-
-def _check_masked(place, masked):
-    sections.known(place, "baseline", masked, sparse_baselines.NAMES)
-    if dense := [name for name in masked if name in sparse_baselines.DENSE]:
-        raise ConfigError(f"{place}: expected baselines that compute the pattern, found {dense[0]}, which is dense")
 
 
 def cases(config):
@@ -165,9 +142,7 @@ def cases(config):
 
 def settings(config, case):
     """`Settings` of one grid."""
-    section = config.worth
-    own = {name: getattr(section, name) for name in Settings.__struct_fields__ if name != "square"}
-    return Settings(square=dict(section.grids)[int(case)], **own)
+    return sections.taken(Settings, config.worth, square=dict(config.worth.grids)[int(case)])
 
 
 def planned(case, settings):
@@ -209,12 +184,3 @@ def compiles(settings):
 def remark(row):
     """What the log says of a row that passed."""
     return f"{row['density']:.1%}, {rows.microseconds(row)}"
-
-
-def check_settings(settings):
-    """Raise `ConfigError` for `Settings` that cannot be run."""
-    _check_densities("densities", settings.densities)
-    _check_among("masked_densities", settings.masked_densities, settings.densities)
-    _check_masked("masked", settings.masked)
-    sections.known("order", "order", (settings.order,), (AUTO, *reorder.NAMES))
-    sections.known("solver", "solver", (settings.solver,), SOLVERS)

@@ -22,7 +22,7 @@ from tilewright.networks.vit_parts import Block
 from tilewright.nn import patterns
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.experiments.attention import run as _attention
-from tilewright_study.experiments.worth import OURS, PARTS, check_settings
+from tilewright_study.experiments.worth import OURS, PARTS
 from tilewright_study.measure import lock
 from tilewright_study.measure.checks import checked, errors, refusal, settled
 from tilewright_study.measure.rows import machine, now
@@ -160,13 +160,13 @@ class Image:
 
 def run(case, settings, how):
     """Yield the rows of the grid `case`. Raises `TilewrightError`."""
-    check_settings(settings)
+    settings.check_values("")
     yield from rows(_side(case, settings), settings, how)
 
 
 def first_calls(case, settings, how):
     """Yield what was compiled of the grid `case`. Raises `TilewrightError`."""
-    check_settings(settings)
+    settings.check_values("")
     yield from compile_case(_side(case, settings), settings, how)
 
 
