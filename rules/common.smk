@@ -48,6 +48,8 @@ def environment(name):
 FIGURES, TABLES = figures.selected(CONFIG)
 # What a schedule's file is called after its graph and order.
 RUNS = [f"{tile_set}.{solver}" for tile_set, solver in CONFIG.attention.runs]
+# The tile sets and solvers of the schedules that one job solves: those that are run, and those that tables show.
+SOLVED = select.solved(CONFIG)
 # When a timing of T5 is good enough.
 EFFORT = f"--rse {CONFIG.timing.rse} --min-repetitions {CONFIG.timing.min_repetitions} --max-seconds {CONFIG.attention.max_seconds}"
 # Workloads whose graphs figures show in detail.
@@ -148,9 +150,24 @@ def shown_modules(family, wildcard):
     return modules
 
 
-def schedule_modules(wildcards):
-    """Modules entered: the solver of a schedule, and what limits it."""
-    return [DEVICE_CODE[0], *entered(wildcards.solver)]
+def solving(pairs):
+    """Parameters of a job that solves; ``pairs(wildcards)``: the tile set and the solver of each of its schedules."""
+
+    def modules(wildcards):
+        return [DEVICE_CODE[0], *dict.fromkeys(name for _, solver in pairs(wildcards) for name in entered(solver))]
+
+    return parameters(
+        "solve_ilp",
+        modules,
+        solvers=lambda wildcards: [solver for _, solver in pairs(wildcards)],
+        tiles=lambda wildcards: ["+".join(CONFIG.tile_sets[name]) for name, _ in pairs(wildcards)],
+        objective=CONFIG.schedule.objective,
+        time_limit_s=CONFIG.schedule.time_limit_s,
+        gap=CONFIG.schedule.gap,
+        rounds=unless_open("--rounds", CONFIG.schedule.rounds),
+        kinds=unless_open("--max-tile-kinds", CONFIG.schedule.max_tile_kinds),
+        seed=CONFIG.seed,
+    )
 
 
 def sources(wildcards):

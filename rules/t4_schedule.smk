@@ -1,7 +1,37 @@
-"""T4: a solver gives each region a tile and a round, results/schedules/<m>/<r>/<set>.<solver>.json."""
+"""T4: a solver gives each region a tile and a round, results/schedules/<m>/<r>/<set>.<solver>.json. One job writes all schedules of
+a graph in an order that the study runs or shows; another one has a job of its own."""
 
 
 rule schedule:
+    input:
+        blocks=collect("results/blocks/{{m}}/{{r}}/{t}.npz", t=CONFIG.tiles),
+        profile=collect("results/profiling/{{m}}/{{r}}/{t}.json", t=CONFIG.tiles),
+    output:
+        schedule=collect(
+            "results/schedules/{{m}}/{{r}}/{run}.json", run=[f"{name}.{solver}" for name, solver in SOLVED]
+        ),
+    log:
+        "logs/schedule/{m}/{r}.log",
+    benchmark:
+        "logs/schedule/{m}/{r}.tsv"
+    conda:
+        environment("cpu")
+    resources:
+        mem_mb=mem_mb(of_graph),
+        runtime=runtime(of_graph, LEAST_MINUTES + len(SOLVED) * CONFIG.schedule.time_limit_s / 60),
+    params:
+        **solving(lambda wildcards: SOLVED),
+    shell:
+        "python {params.script} --blocks {input.blocks:q} --profile {input.profile:q} --solver {params.solvers} --tiles {params.tiles}"
+        " --objective {params.objective} --time-limit {params.time_limit_s} --gap {params.gap}"
+        " {params.rounds} {params.kinds} --seed {params.seed}"
+        " --threads {threads} --output {output.schedule:q} 2>&1 | tee {log:q}"
+
+
+ruleorder: schedule > schedule_alone
+
+
+use rule schedule as schedule_alone with:
     input:
         blocks=for_tiles("results/blocks/{m}/{r}/{tile}.npz"),
         profile=for_tiles("results/profiling/{m}/{r}/{tile}.json"),
@@ -11,24 +41,5 @@ rule schedule:
         "logs/schedule/{m}/{r}/{set}.{solver}.log",
     benchmark:
         "logs/schedule/{m}/{r}/{set}.{solver}.tsv"
-    conda:
-        environment("cpu")
-    resources:
-        mem_mb=mem_mb(of_graph),
-        runtime=runtime(of_graph, LEAST_MINUTES + CONFIG.schedule.time_limit_s / 60),
     params:
-        **parameters(
-            "solve_ilp",
-            schedule_modules,
-            objective=CONFIG.schedule.objective,
-            time_limit_s=CONFIG.schedule.time_limit_s,
-            gap=CONFIG.schedule.gap,
-            rounds=unless_open("--rounds", CONFIG.schedule.rounds),
-            kinds=unless_open("--max-tile-kinds", CONFIG.schedule.max_tile_kinds),
-            seed=CONFIG.seed,
-        ),
-    shell:
-        "python {params.script} --blocks {input.blocks:q} --profile {input.profile:q} --solver {wildcards.solver}"
-        " --objective {params.objective} --time-limit {params.time_limit_s} --gap {params.gap}"
-        " {params.rounds} {params.kinds} --seed {params.seed}"
-        " --threads {threads} --output {output.schedule:q} 2>&1 | tee {log:q}"
+        **solving(lambda wildcards: [(wildcards.set, wildcards.solver)]),

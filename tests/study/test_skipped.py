@@ -68,7 +68,7 @@ def solve(solver):
     output = f"results/schedules/toy/ic/mixed.{solver}.json"
     numbers = {"time_limit": 10.0, "gap": 1e-4, "seed": 0, "threads": 1, "rounds": 1, "max_tile_kinds": 4}
     inputs = {"blocks": files("blocks", "npz"), "profile": files("profiling", "json")}
-    stage.run(**inputs, **numbers, solver=solver, objective="sum", output=output)
+    stage.run(**inputs, **numbers, solver=[solver], tiles=None, objective="sum", output=[output])
     return output
 
 

@@ -13,7 +13,7 @@ from tilewright.attention import blocks as blocks_file
 from tilewright.attention import profile as profile_file
 from tilewright.attention import schedule
 from tilewright.attention.schedule import check
-from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.core.errors import ArtifactError, ConfigError, UnknownNameError
 from tilewright_study.stages import schedule as schedule_stage
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/solve_ilp.py"
@@ -34,7 +34,8 @@ def arguments(folder, **changes):
     values = {
         "blocks": [folder / f"{name}.npz" for name in TILES],
         "profile": [folder / f"{name}.json" for name in TILES],
-        "solver": "highs",
+        "solver": ["highs"],
+        "tiles": None,
         "objective": "sum",
         "time_limit": 10.0,
         "gap": 1e-4,
@@ -42,7 +43,7 @@ def arguments(folder, **changes):
         "threads": 1,
         "rounds": 1,
         "max_tile_kinds": 4,
-        "output": folder / "out.json",
+        "output": [folder / "out.json"],
     }
     return {**values, **changes}
 
@@ -57,9 +58,26 @@ def test_the_stage_writes_a_right_schedule(files):
     assert found.profile_paths == tuple(str(folder / f"{name}.json") for name in TILES)
 
 
+def test_schedules_of_several_solvers_and_tiles_are_those_of_each_alone(files):
+    folder, *_ = files
+    asked = {"a.json": ("greedy", "4x1"), "b.json": ("descent", "4x1+4x8"), "c.json": ("greedy", "4x8")}
+    solvers, tiles = zip(*asked.values(), strict=True)
+    output = [folder / name for name in asked]
+    schedule_stage.run(**arguments(folder, solver=solvers, tiles=tiles, output=output))
+    for path, solver, names in zip(output, solvers, tiles, strict=True):
+        alone = {name: [folder / f"{tile}.{kind}" for tile in names.split("+")]
+                 for name, kind in (("blocks", "npz"), ("profile", "json"))}  # fmt: skip
+        schedule_stage.run(**arguments(folder, solver=[solver], **alone))
+        found, expected = (schedule.load(each) for each in (path, folder / "out.json"))
+        assert found.summary() | {"seconds": 0} == expected.summary() | {"seconds": 0}
+        assert found.blocks_paths == expected.blocks_paths and found.solver == solver
+        stated = [json.loads(each.read_text())["made_by"] for each in (path, folder / "out.json")]
+        assert stated[0]["inputs"] == stated[1]["inputs"]
+
+
 def test_a_file_says_which_objective_the_solver_had(files):
     folder, *_ = files
-    schedule_stage.run(**arguments(folder, solver="highs-paper"))
+    schedule_stage.run(**arguments(folder, solver=["highs-paper"]))
     assert schedule.load(folder / "out.json").objective == "paper"
     stated = json.loads((folder / "out.json").read_text())["made_by"]["parameters"]
     assert (stated["solver"], stated["objective"]) == ("highs-paper", "paper")
@@ -70,6 +88,12 @@ BAD = {
     "gap-nan": ({"gap": float("nan")}, ConfigError, "gap: expected at least 0, found nan"),
     "rounds": ({"rounds": 0}, ConfigError, "rounds: expected at least 1, found 0"),
     "kinds": ({"max_tile_kinds": 0}, ConfigError, "max tile kinds: expected at least 1, found 0"),
+    "outputs": (
+        {"solver": ["greedy"] * 2},
+        ConfigError,
+        "expected an output, and tiles, for each solver, found 1 outputs",
+    ),
+    "tiles": ({"tiles": ["4x1+16x1"]}, UnknownNameError, "unknown tile '16x1'; known: 4x1, 4x8"),
     "profiles": ({"profile": []}, ArtifactError, "one profile for each blocks file, found 0 for 2"),
 }
 
@@ -94,8 +118,8 @@ def test_the_same_tile_twice(files):
 def test_the_digest_covers_the_solver_that_ran(files, monkeypatch):
     seen = []
     monkeypatch.setattr(schedule_stage.provenance, "code_digest", lambda *modules: seen.append(modules) or "digest")
-    for solver in ("greedy", "descent", "gurobi"):
-        schedule_stage.run(**arguments(files[0], solver=solver))
+    solvers = ["greedy", "descent", "gurobi"]
+    schedule_stage.run(**arguments(files[0], solver=solvers, output=[files[0] / f"{name}.json" for name in solvers]))
     assert seen == [("tilewright_study.stages.schedule",)] * 2 + [
         ("tilewright_study.stages.schedule", "tilewright.milp.gurobi")
     ]

@@ -63,7 +63,8 @@ def test_the_whole_study_plans_every_job_once(whole):
     flexible = {"networks": study.networks.workloads}
     flexible |= {name: experiments.cases(name, study) for name in ("slices", "recall")}
     assert compiled == {(name, case) for name, cases in flexible.items() for case in cases}
-    assert {w["solver"] for name, w in jobs if name == "schedule"} == set(study.solvers)
+    orders = {(m, r) for m in study.workloads for r in study.orders}
+    assert {(w["m"], w["r"]) for name, w in jobs if name == "schedule"} == orders
     assert len(jobs) == len({(name, *sorted(w.items())) for name, w in jobs})
 
 
@@ -168,7 +169,11 @@ def test_recorded_gpu_rows_suffice_for_every_study(tmp_path, more, stated):
     given = [ROOT / f"config/{name}.yaml" for name in ("h200", *more)]
     names = {name for name, _ in plan(tmp_path, configs=[*given, recorded])}
     # Patterns are drawn from graphs and blocks; nothing is timed.
-    assert {"figure", "table"} <= names <= {"all", "report", "figure", "table", "graph", "reorder", "blocks"}
+    assert (
+        {"figure", "table"}
+        <= names - {"blocks_of_tile"}
+        <= {"all", "report", "figure", "table", "graph", "reorder", "blocks"}
+    )
 
 
 def test_selected_experiments_of_the_gpu_study_run_alone(tmp_path):
@@ -267,8 +272,10 @@ def test_until_stops_after_a_stage(tmp_path, stage, rules):
 
 
 def test_values_on_the_command_line_win(tmp_path):
-    jobs = plan(tmp_path, "--config", "solvers=[greedy,descent,highs]")
-    assert {w["solver"] for name, w in jobs if name == "schedule"} == {"greedy", "descent", "highs"}
+    given = ("--config", "solvers=[greedy,descent,highs]", "--configfile", TINY)
+    _, printed = dry_run(tmp_path, "--printshellcmds", "--until", "schedule", *given)
+    found = re.findall(r"--solver (.*?) --", printed)
+    assert {solver for solvers in found for solver in solvers.split()} == {"greedy", "descent", "highs"}
 
 
 def test_the_graph_of_jobs_is_drawn(tmp_path):
@@ -276,7 +283,7 @@ def test_the_graph_of_jobs_is_drawn(tmp_path):
     assert status == 0, printed
     graphviz = printed[printed.index("digraph") :]
     labels = set(re.findall(r'label = "(\w+)', graphviz))
-    assert labels == {"figure", "blocks", "reorder", "graph"}
+    assert labels == {"figure", "blocks", "blocks_of_tile", "reorder", "graph"}
 
 
 @pytest.mark.parametrize(

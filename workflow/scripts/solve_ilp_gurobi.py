@@ -4,5 +4,5 @@ from solve_ilp import parser, run, script
 
 if __name__ == "__main__":
     parser.description = __doc__
-    parser.set_defaults(solver="gurobi")
+    parser.set_defaults(solver=["gurobi"])
     script(parser, run)

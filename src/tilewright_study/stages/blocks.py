@@ -1,23 +1,28 @@
-"""Stage T2 on files: an ordered graph in, its blocks of one tile out."""
+"""Stage T2 on files: an ordered graph in, its blocks out."""
 
 from tilewright import graph as graph_file
 from tilewright.attention import blocks as blocks_file
 from tilewright.attention.blocks import tiles
+from tilewright.core.errors import ConfigError
 from tilewright_study import provenance
 
 
 def run(graph, tile, output, region_rows):
-    """Write the blocks of `tile` (its name, e.g. ``64x1``) that cover the graph file `graph` to `output`.
+    """Write the blocks of each `tile` (its name, e.g. ``64x1``) that cover the graph file `graph` to its `output`.
 
-    region_rows: most rows in a region. Raises `TilewrightError`; nothing is written then.
+    region_rows: most rows in a region. Each file is written before the next one is begun, since large ones fill the
+    memory. Raises `TilewrightError`; nothing of that tile is written then.
     """
-    blocks = blocks_file.extract(graph_file.load(graph), tiles.parse(tile), region_rows)
+    if len(tile) != len(output):
+        raise ConfigError(f"expected one output for each tile, found {len(output)} for {len(tile)}")
+    chosen, pattern = [tiles.parse(name) for name in tile], graph_file.load(graph)
     made_by = {
         "stage": "blocks",
-        "parameters": {"tile": tile, "region_rows": region_rows},
         "inputs": {str(graph): provenance.sha256_file(graph)},
         "code": provenance.code_digest("tilewright_study.stages.blocks"),
         "versions": provenance.versions("numpy", "scipy"),
     }
-    blocks_file.save(output, blocks, made_by)
-    print(", ".join(f"{name} {value}" for name, value in blocks.summary().items()))
+    for each, path in zip(chosen, output, strict=True):
+        cover = blocks_file.extract(pattern, each, region_rows)
+        blocks_file.save(path, cover, made_by | {"parameters": {"tile": each.name, "region_rows": region_rows}})
+        print(", ".join(f"{name} {value}" for name, value in cover.summary().items()))

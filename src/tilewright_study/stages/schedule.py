@@ -1,4 +1,4 @@
-"""Stage T4 on files: blocks and profiles in, a schedule out."""
+"""Stage T4 on files: blocks and profiles in, schedules out."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,37 +14,65 @@ from tilewright.core.errors import ArtifactError, ConfigError, SolverUnavailable
 from tilewright_study import provenance
 
 
-def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, rounds, max_tile_kinds, output):
-    """Solve the files `blocks` with the profiles `profile`, in the same order, and write the schedule to `output`.
+def run(blocks, profile, solver, tiles, objective, time_limit, gap, seed, threads, rounds, max_tile_kinds, output):
+    """Solve the files `blocks` with the profiles `profile`, in the same order, by each `solver`; write the schedules to
+    the paths `output`.
 
-    time_limit: seconds. Progress goes to stderr. A solver without a licence or a package is skipped: `output` then
-    holds the reason in place of a schedule. Raises `TilewrightError`; nothing is written then.
+    tiles: names of those that each schedule chooses from, joined by ``+``; all where None. time_limit: seconds, of each
+    schedule. Progress goes to stderr. A solver without a licence or a package is skipped: its output then holds the
+    reason in place of a schedule. Files are written when all have been solved. Raises `TilewrightError`; nothing is
+    written then.
     """
     _check(time_limit=time_limit, gap=gap)
     _check(least=1, rounds=rounds, max_tile_kinds=max_tile_kinds)
-    registry.check("solver", solver, search.NAMES)
-    objective = search.objective_of(solver, objective)
+    for name in solver:
+        registry.check("solver", name, search.NAMES)
     covers, profiles = _load(blocks, profile)
+    sets = _sets(solver, tiles, output, tuple(covers))
     device = next(iter(profiles.values())).device
     limits = devices.limits(device, rounds=rounds, max_tile_kinds=max_tile_kinds)
     settings = {"time_limit_s": time_limit, "gap": gap, "seed": seed, "threads": threads}
     paths = dict(zip(covers, zip(blocks, profile, strict=True), strict=True))
-    with nullcontext() if solver in search.HEURISTICS else within(solver, time_limit) as show:
-        try:
-            found = solve(covers, profiles, limits, solver, objective, **settings, paths=paths, log=show)
-        except SolverUnavailableError as error:
-            found = _skipped(covers, profiles, solver, objective, paths, str(error))
-    made_by = {
+    found = []
+    for name, chosen in zip(solver, sets, strict=True):
+        own = [{tile: of[tile] for tile in chosen} for of in (covers, profiles)]
+        given = {tile: paths[tile] for tile in chosen}
+        found.append(_solved(*own, limits, name, search.objective_of(name, objective), settings, given))
+    stated = settings | {"rounds": rounds, "max_tile_kinds": max_tile_kinds}
+    for path, each, chosen in zip(output, found, sets, strict=True):
+        save(path, each, _made_by(each, stated, [part for tile in chosen for part in paths[tile]]))
+        for name, value in each.summary().items():
+            print(f"{name}: {value}", file=sys.stderr)
+
+
+def _sets(solver, tiles, output, known):
+    """The tiles that each schedule chooses from, of those that are `known`."""
+    sets = [known] * len(solver) if tiles is None else [tuple(names.split("+")) for names in tiles]
+    if not len(solver) == len(sets) == len(output):
+        found = f"{len(output)} outputs and tiles of {len(sets)} for {len(solver)}"
+        raise ConfigError(f"expected an output, and tiles, for each solver, found {found}")
+    for tile in (tile for names in sets for tile in names):
+        registry.check("tile", tile, known)
+    return sets
+
+
+def _made_by(found, stated, files):
+    return {
         "stage": "schedule",
-        "parameters": {"solver": solver, "objective": objective, "rounds": rounds, "max_tile_kinds": max_tile_kinds}
-        | settings,
-        "inputs": {str(path): provenance.sha256_file(path) for path in [*blocks, *profile]},
-        "code": provenance.code_digest(*_modules(solver)),
+        "parameters": {"solver": found.solver, "objective": found.objective} | stated,
+        "inputs": {str(path): provenance.sha256_file(path) for path in files},
+        "code": provenance.code_digest(*_modules(found.solver)),
         "versions": provenance.versions("highspy", "gurobipy", "numpy", "scipy"),
     }
-    save(output, found, made_by)
-    for name, value in found.summary().items():
-        print(f"{name}: {value}", file=sys.stderr)
+
+
+def _solved(covers, profiles, limits, solver, objective, settings, paths):
+    """The schedule, or why the solver was skipped."""
+    with nullcontext() if solver in search.HEURISTICS else within(solver, settings["time_limit_s"]) as show:
+        try:
+            return solve(covers, profiles, limits, solver, objective, **settings, paths=paths, log=show)
+        except SolverUnavailableError as error:
+            return _skipped(covers, profiles, solver, objective, paths, str(error))
 
 
 @contextmanager

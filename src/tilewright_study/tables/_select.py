@@ -72,16 +72,20 @@ def drawn(config, workloads):
     return [name for name in workloads if "attention" in config.experiments and name in config.workloads]
 
 
+def chosen(config):
+    """Pairs (tile set, solver): every tile set that leaves a choice, by every solver."""
+    return [(name, s) for name, members in config.tile_sets.items() if len(members) > 1 for s in config.solvers]
+
+
+def solved(config):
+    """Pairs (tile set, solver) of the schedules that a study solves: those that it shows, and that it runs."""
+    return list(dict.fromkeys([*chosen(config), *config.attention.runs]))
+
+
 def schedules(config):
     """Schedules of every tile set that leaves a choice, by every solver."""
-    sets = [name for name, members in config.tile_sets.items() if len(members) > 1]
-    return [
-        f"{SCHEDULES}{m}/{r}/{t}.{s}.json"
-        for m in drawn(config, config.workloads)
-        for r in config.orders
-        for t in sets
-        for s in config.solvers
-    ]
+    models, pairs = drawn(config, config.workloads), chosen(config)
+    return [f"{SCHEDULES}{m}/{r}/{t}.{s}.json" for m in models for r in config.orders for t, s in pairs]
 
 
 def blocks(config, workloads, tiles):
