@@ -403,12 +403,18 @@ def checked(paths):
 
 
 def caption(wildcard):
-    """Parameter: the caption in the report, a file of the figure's or the table's name."""
-    return lambda wildcards: Path(ROOT, f"workflow/report/captions/{wildcards[wildcard]}.rst").read_text()
+    """Parameter: the caption in the report."""
+    return lambda wildcards: captioned(**{wildcard: wildcards[wildcard]})
 
 
-# Those that the report shows.
-CAPTIONS = [f"workflow/report/captions/{name}.rst" for name in dict.fromkeys((*FIGURES, *TABLES))]
+def captioned(figure=None, table=None):
+    """The caption of a figure or of a table."""
+    return tables.words(tables.member(table))[1] if table else figures.member(figure).caption
+
+
+def captions(wildcards):
+    """Parameter: the captions that the report shows."""
+    return [*(captioned(figure=name) for name in FIGURES), *(captioned(table=name) for name in TABLES)]
 
 
 def everything(wildcards):

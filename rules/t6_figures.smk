@@ -91,11 +91,9 @@ rule report:
                 DEVICE_CODE[0],
                 *(of.module(name) for of, names in ((figures, FIGURES), (tables, TABLES)) for name in names),
             ],
-            shipped={
-                "captions": lambda wildcards: CAPTIONS,
-                "recorded": lambda wildcards: page.recorded(CONFIG),
-            },
+            shipped={"recorded": lambda wildcards: page.recorded(CONFIG)},
+            captions=captions,
         ),
     shell:
         "python {params.script} --figures {input.figures:q} --tables {input.tables:q} --explored {input.explored:q}"
-        " --captions {params.captions} --recorded {params.recorded} --output {output.page:q} 2>&1 | tee {log:q}"
+        " --recorded {params.recorded} --output {output.page:q} 2>&1 | tee {log:q}"

@@ -153,7 +153,7 @@ READING = {
     "quote.py": ((), ()),
     "table.py": (("--table", "fill", "--inputs"), ("--outputs", "out.csv")),
     "draw.py": (("--figure", "fill", "--inputs"), ("--outputs", "out.svg")),
-    "make_report.py": (("--captions",), ("--output", "out.html")),
+    "make_report.py": (("--tables",), ("--output", "out.html")),
     "aggregate_results.py": (("--input",), ("--output", "out")),
     "extract_blocks.py": (("--input",), ("--output", "out.npz")),
     "configure.py": (("--system",), ("--solve", "x", "--example", "y", "--output", "out.json")),

@@ -207,7 +207,10 @@ def remark(row):
     return f"{row['letters']} letters"
 '''
 TABLE = '''
-"""Letters of words (stage T6)."""
+"""Letters of words (stage T6).
+
+A letter counts as often as it stands in a word.
+"""
 
 from tilewright_study.tables import _read, _select
 
@@ -227,7 +230,8 @@ def table(inputs):
 OWN = {
     "src/tilewright_study/experiments/counted/__init__.py": COUNTED,
     "src/tilewright_study/experiments/counted/table_counted.py": TABLE,
-    "workflow/report/captions/counted.rst": "Letters of words.\n",
+    "src/tilewright_study/experiments/counted/figure_counted.py": FIGURE,
+    "src/tilewright_study/experiments/counted/tiny.yaml": TINY_OF_IT,
 }
 # The registry, where a word is added.
 REGISTRIES = {

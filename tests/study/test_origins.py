@@ -17,7 +17,7 @@ from tilewright_study.measure import rows as _rows
 from tilewright_study.tables import _read
 
 # What a shell takes and Snakemake does not record: where the checkout lies, and where a job writes.
-DERIVED = {"script", "shipped", "captions", "recorded", "weights", "folder"}
+DERIVED = {"script", "shipped", "recorded", "weights", "folder"}
 # Weights that nothing asks for by default.
 TRAINED = "results/checkpoints/segformer-b0-64.plain.safetensors"
 # A path of a study in a command, maybe in JSON.

@@ -20,7 +20,6 @@ from tilewright_study.tables import _origin, _quoted
 from tilewright_study.tables.claims import VERDICTS
 
 in_browser = pytest.mark.skipif(bool(browser.MISSING), reason=f"not found: {browser.MISSING}")
-CAPTIONS = ROOT / "workflow/report/captions"
 SHOWN = ("speedup", "gantt"), ("claims", "speedup", "latency")
 
 
@@ -46,7 +45,6 @@ def write(output, explored, **changes):
     parts = {
         "figure_files": [f"figures/{name}.svg" for name in SHOWN[0]],
         "table_files": [f"results/tables/{name}.csv" for name in SHOWN[1]],
-        "captions": [CAPTIONS / f"{name}.rst" for name in {name for names in SHOWN for name in names}],
     }
     page.write(**parts | changes, explored=explored, output=output)
     return Path(output).read_text()
@@ -236,14 +234,6 @@ def test_a_schedule_without_its_inputs_is_refused(missing, message, study):
     files = [path for path in report.explored(study) if f"{missing}/vil-tiny-224-s1" not in path]
     with pytest.raises(ArtifactError, match=rf"results/schedules/vil-tiny-224-s1/.*{message}"):
         explorer.scene(files)
-
-
-def test_a_missing_caption_is_refused(study, tmp_path):
-    with pytest.raises(
-        ArtifactError, match=r"figures/speedup.svg: expected a caption speedup.rst, found those of gantt"
-    ):
-        write(tmp_path / "study.report.html", [], captions=[CAPTIONS / "gantt.rst"])
-    assert not (tmp_path / "study.report.html").exists()
 
 
 def test_a_missing_figure_is_refused(study, tmp_path):

@@ -7,8 +7,8 @@ from tilewright_study.cli import script
 from tilewright_study.report import page
 
 
-def run(figures, tables, explored, captions, recorded, output):
-    page.write(figures, tables, explored, captions, output, recorded)
+def run(figures, tables, explored, recorded, output):
+    page.write(figures, tables, explored, output, recorded)
 
 
 if __name__ == "__main__":
@@ -17,7 +17,6 @@ if __name__ == "__main__":
     add("--figures", nargs="*", default=[], metavar="SVG", help="figures, each with its origin beside it")
     add("--tables", nargs="*", default=[], metavar="CSV", help="tables, each with its origin beside it")
     add("--explored", nargs="*", default=[], metavar="FILE", help="graphs, blocks, profiles and schedules to explore")
-    add("--captions", nargs="+", required=True, metavar="RST", help="captions, of the figures' and tables' names")
     add("--recorded", nargs="*", default=[], metavar="CSV", help="claims, the paper's bars, rows of a recorded run")
     add("--output", type=flags.output, required=True, metavar="HTML", help="the page to write")
     script(parser, run)

@@ -1,7 +1,8 @@
 """Figures of the study (stage T6). Each is drawn from files alone and gives the same bytes for the same files.
 
-The figure ``<name>`` of an experiment is the module ``figure_<name>`` of its folder. Its docstring says what the figure
-shows. Contract of the module:
+The figure ``<name>`` of an experiment is the module ``figure_<name>`` of its folder. The first paragraph of its
+docstring says what the figure shows. The others are its caption, in reStructuredText; without any it has that of the
+table of its name. Contract of the module:
     ``needs(config) -> list[str]``: the files it is drawn from; empty when the configuration selects nothing to show.
     ``draw(inputs) -> matplotlib.figure.Figure``: what was not measured stays blank and says why.
 
@@ -47,8 +48,14 @@ class Figure:
         """What the figure shows, in words."""
         from tilewright_study.figures import _style
 
-        text = " ".join(self.module.__doc__.partition("\n\n")[0].split())
+        text, _ = tables.words(self.module)
         return f"{_style.layer_name(self.family)}: {text[0].lower()}{text[1:]}" if self.family else text
+
+    @property
+    def caption(self):
+        """What the report says below the figure."""
+        _, own = tables.words(self.module)
+        return own or tables.words(tables.member(self.name))[1]
 
     def needs(self, config):
         """Files that the figure is drawn from under `config`."""

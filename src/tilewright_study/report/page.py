@@ -44,18 +44,17 @@ class Item:
     rows: tuple = ()
 
 
-def write(figure_files, table_files, explored, captions, output, recorded=()):
+def write(figure_files, table_files, explored, output, recorded=()):
     """Write the page to `output`, whole.
 
     figure_files: SVGs; table_files: CSVs; each with its origin, a JSON, beside it. explored: what the tile explorer
-    draws, `report.explored`; without any the page says that it has none. captions: reStructuredText, one file of the
-    name of each figure and table. recorded: claims and the rows of a recorded run, `report.recorded`.
+    draws, `report.explored`; without any the page says that it has none. recorded: claims and the rows of a recorded
+    run, `report.recorded`.
 
     Raises `ArtifactError` for a file that is missing or is not what it should be, `UnknownNameError` for a name.
     """
-    texts = {Path(path).stem: _html(path) for path in captions}
-    drawn = [_figure(Path(path), texts) for path in figure_files]
-    made = [_table(Path(path), texts) for path in table_files]
+    drawn = [_figure(Path(path)) for path in figure_files]
+    made = [_table(Path(path)) for path in table_files]
     claims = next((item for item in made if item.name == "claims"), None)
     scene = explorer.scene(explored) if explored else None
     # What the verdicts are of. Without any it is the longest, which names all facts that the others name some of.
@@ -92,17 +91,13 @@ def _plotly():
     return get_plotlyjs()
 
 
-def _html(path):
-    """A caption as HTML."""
+def _html(caption):
+    """A caption as HTML. Raises `SystemMessage` of docutils for what is no reStructuredText."""
     from docutils.core import publish_parts
-    from docutils.utils import SystemMessage
 
     settings = {"raw_enabled": False, "file_insertion_enabled": False, "halt_level": 2, "report_level": 5}
     settings["warning_stream"] = False
-    try:
-        return publish_parts(_read(path), writer="html5", settings_overrides=settings)["body"]
-    except SystemMessage as error:
-        raise ArtifactError(f"{path}: expected a caption in reStructuredText, found {str(error)[:200]}") from error
+    return publish_parts(caption, writer="html5", settings_overrides=settings)["body"]
 
 
 def _read(path):
@@ -112,15 +107,11 @@ def _read(path):
         raise ArtifactError(f"{path}: expected a text file, which cannot be read: {error}") from error
 
 
-def _item(path, shows, texts, **parts):
+def _item(path, shows, caption, **parts):
     """`Item` of the file at `path`."""
     made = _origin.load(path.with_suffix(".json"))
-    if path.stem not in texts:
-        raise ArtifactError(
-            f"{path}: expected a caption {path.stem}.rst, found those of {', '.join(texts) or 'nothing'}"
-        )
     command = f"snakemake --cores all {path.as_posix()}"
-    return Item(path.stem, shows, texts[path.stem], _method(made.inputs), made.hardware, command, **parts)
+    return Item(path.stem, shows, _html(caption), _method(made.inputs), made.hardware, command, **parts)
 
 
 def _method(inputs):
@@ -137,16 +128,15 @@ def _rows_of(path):
     return "logs" if Path(path).stem in experiments.NAMES else ""
 
 
-def _figure(path, texts):
+def _figure(path):
     picture = base64.b64encode(_read(path).encode()).decode()
-    return _item(path, figures.member(path.stem).shows, texts, picture=f"data:image/svg+xml;base64,{picture}")
+    of = figures.member(path.stem)
+    return _item(path, of.shows, of.caption, picture=f"data:image/svg+xml;base64,{picture}")
 
 
-def _table(path, texts):
+def _table(path):
     columns, rows = _grid(path, path.stem)
-    module = tables.member(path.stem)
-    shows = " ".join(module.__doc__.partition("\n\n")[0].split())
-    return _item(path, shows, texts, columns=columns, rows=rows)
+    return _item(path, *tables.words(tables.member(path.stem)), columns=columns, rows=rows)
 
 
 def _recorded(paths):

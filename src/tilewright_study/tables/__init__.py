@@ -1,13 +1,14 @@
 """Tables of the study (stage T6): tidy CSV with full precision, and Markdown to read.
 
 The table ``<name>`` of an experiment is the module ``table_<name>`` of its folder; `claims` is of all. Contract of one;
-its docstring says what the table shows:
+the first paragraph of its docstring says what the table shows, the others are its caption, in reStructuredText:
     ``needs(config) -> list[str]``: the files it is made from; empty when the configuration selects nothing to show.
     ``table(inputs) -> DataFrame``: the rows, from those files alone; what was not measured is missing, never guessed.
     ``SHOWN``: ``{column: (header with unit, format)}``, the columns of the Markdown form, in order.
     ``PARTS``, where the Markdown form comes in parts: ``(column, values)``, a part for each value, which heads it.
 """
 
+import inspect
 from importlib import import_module
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def member(name):
     """The module of the table `name`. Raises `UnknownNameError`."""
     registry.check("table", name, NAMES)
     return import_module(module(name))
+
+
+def words(module):
+    """``(shows, caption)`` of a table's or a figure's module: the first paragraph of its docstring, and the others."""
+    shows, _, caption = inspect.cleandoc(module.__doc__).partition("\n\n")
+    return " ".join(shows.split()), caption
 
 
 def needs(name, config):

@@ -1,9 +1,11 @@
 """The claims about the experiments of a run: what was expected, the worst that was measured, the verdict and by how
 much.
 
-``expected/claims.csv`` lists all claims. An id names one of the measures below and, after the colon, its case; the
-column ``experiments`` names the experiments whose rows the claim is about. A run is judged by the claims that are about
-its own rows, and by no others.
+The claims about the experiments of this run: first those not met, then those met, then those whose rows hold no value.
+Claims about experiments that were not asked for are left out. "Measured" is the worst case, and "worst case" names it.
+The margin says by how much of the expected value the claim is held (above zero) or missed. "Cases" and "not met" count
+the cases and the misses. A tie misses a claim to be as fast by less than two standard errors of the two times and by no
+more than 5 %; it does not count as a miss. The last rows are the paper's speed-ups (A100) as claims about this device.
 """
 
 import operator
@@ -34,6 +36,9 @@ from tilewright_study.experiments.stream import table_stream as stream
 from tilewright_study.experiments.video import table_video
 from tilewright_study.tables import _read, _select
 
+# ``expected/claims.csv`` lists all claims. An id names one of the measures below and, after the colon, its case; the
+# column ``experiments`` names the experiments whose rows the claim is about. A run is judged by the claims that are
+# about its own rows, and by no others.
 SHOWN = {
     "claim": ("claim", ""),
     "relation": ("", ""),

@@ -1,5 +1,12 @@
 """What paths cost on generated hardware, by a cost model: energy and cycles over those of the whole network, and of the
-folded decoder over the published one. Ratios of one model: no chip was made or measured."""
+folded decoder over the published one. Ratios of one model: no chip was made or measured.
+
+What paths of SegFormer cost on hardware that is generated from a few widths and buffer sizes, by the cost model
+zigzag-dse: energy and cycles over those of the whole network. The numbers are uncalibrated, and only ratios are
+claimed: no chip was made, and the paper's silicon is not compared with. Channels round up to the width of the vector.
+What the model does not know (norms, softmax, activations, sums, resizing) is counted in bytes beside. Where the cost
+model is not installed, recorded costs are shown.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,8 @@
-"""Schedules lane by lane as predicted: which tile runs where and when, and what the launches between cost."""
+"""Schedules lane by lane as predicted: which tile runs where and when, and what the launches between cost.
+
+The greedy and the ILP schedule of one workload and order over the lanes of the device, as predicted. Each bar is one
+work item, coloured by its tile; black is the cost of launches, white an idle lane; dashed lines begin a round.
+"""
 
 import numpy as np
 

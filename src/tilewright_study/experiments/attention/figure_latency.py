@@ -1,8 +1,12 @@
 """Latency of attention by resolution and order: dense attention, greedy and ILP schedules.
 
-These are the paper's three figures, one for each family. Devices differ, so the paper's milliseconds cannot stand on
-our axis. Our milliseconds are above. Below are the speed-ups over dense attention of the same device, ours as bars and
-the paper's as diamonds.
+Latency of one attention layer by resolution, as in the paper's figure. Above, milliseconds on this device: dense
+attention by its fastest kernel, and for each order the greedy (pale) and the ILP schedule (full); bars are p50,
+whiskers reach from p20 to p80, and each panel has its own scale. Below, the same bars as speed-ups over that dense
+attention; diamonds are the paper's speed-ups over its FlashAttention bar (A100, whole networks). Milliseconds of
+different devices do not compare; ratios do. The tokens stand in plan order, as inside a network, where the order is
+applied once per stage. DynamicViT's mask, all queries by the kept keys, is what training computes; the dashed line is
+what inference does, dense attention over the kept tokens alone.
 """
 
 from tilewright_study.baselines.sparse import DENSE

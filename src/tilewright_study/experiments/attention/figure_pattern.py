@@ -1,7 +1,8 @@
 """The true attention mask of a layer before and after each order, with its blocks.
 
-Each entry of the pattern is dark, what a tile executes besides it is pale, and blocks are outlined. There is one
-picture per tile and order. The order ``none`` is the pattern as the model has it.
+The attention mask of one layer before ("as the model has it") and after each order. Dark: pairs that the mask allows.
+Pale: pairs that the tile executes besides, masked. Boxes: the stretches of keys that a block executes, drawn where they
+do not hide the pattern. The percentage is the executed area, padding included, over that of dense attention.
 """
 
 import numpy as np

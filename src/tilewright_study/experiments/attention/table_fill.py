@@ -1,4 +1,9 @@
-"""How full the blocks are: useful entries over the area that the tiles execute, by workload, order and tile."""
+"""How full the blocks are: useful entries over the area that the tiles execute, by workload, order and tile.
+
+How full the executed tiles are: allowed pairs over pairs executed, padding of rows and keys included, by workload,
+order and tile. Slices (Mx1) gather their keys one by one. The dashed line is the density of the pattern, the fill of
+dense attention.
+"""
 
 from tilewright_study.tables import _read, _select
 

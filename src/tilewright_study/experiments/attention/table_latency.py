@@ -1,7 +1,9 @@
 """Latency of every provider and plan, with its check: one row per workload, order, tile set and solver.
 
-The paper's own time (A100, whole network) stands beside the row that it corresponds to; devices and scope differ, so
-only ratios compare (see the ``speedup`` table).
+Every bench row of the run: provider, order, tile set and solver, p50 with p20 and p80, speed-up over the fastest dense
+attention of the same run, the prediction, and the relative error of the check that preceded the timing beside its
+tolerance. "Tokens in plan order" says whether the permutation of the tokens is outside the timing (as in a network) or
+part of it. A row that did not run has no time and says why. The paper's milliseconds are of an A100 and whole networks.
 """
 
 from tilewright_study.tables import _read, _select

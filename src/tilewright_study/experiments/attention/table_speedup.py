@@ -1,8 +1,14 @@
 """The headline plan of each workload against dense attention and the fastest peer of the same run, in three forms,
 beside the paper's best against FlashAttention.
 
-The headline is one policy, `read.HEADLINE`, chosen before measuring; the best of all plans stands apart, with how many
-there are.
+The headline plan of each workload over the fastest dense attention of the same run: torch's default, FlashAttention,
+cuDNN or the memory-efficient kernel. The headline is one policy, chosen before measuring: window order, mixed tiles,
+HiGHS. Beside it stand the fastest of all peers, masked SDPA and FlexAttention. The table has three forms: tokens in
+plan order with a warm cache, as in the figure; tokens in natural order, where a call permutes them itself if it needs a
+different order; and plan order with a cold second-level cache. The best of all plans stands apart, with the number of
+plans. Above 1 is faster. A peer that did not run is missing, and the reason is given. DynamicViT's pattern, all queries
+by the kept keys, is what training masks. Inference computes dense attention over the kept tokens; it is shown, and it
+is no peer, since its result differs.
 """
 
 from tilewright_study.baselines.sparse import DENSE

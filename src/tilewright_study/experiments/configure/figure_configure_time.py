@@ -1,5 +1,10 @@
 """Seconds until a memory tile is configured, by the length of its stream, engine and component; the published ones
-beside."""
+beside.
+
+Seconds until a memory tile is configured, by the length of its stream: by algebra on what its controllers did, and by
+model checking of its RTL, component by component. Crosses are the published configurator's times for the identity of 16
+× 16 words, on a machine that is not known.
+"""
 
 from tilewright_study.experiments.configure import table_configure
 from tilewright_study.figures import _contenders, _style

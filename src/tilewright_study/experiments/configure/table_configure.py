@@ -1,4 +1,8 @@
-"""Memory tiles configured from what goes in and comes out: by engine, with the published configurator's times."""
+"""Memory tiles configured from what goes in and comes out: by engine, with the published configurator's times.
+
+Memory tiles configured from what goes in and comes out: loops, iterations, strides and starts of the configuration that
+was found, how long that took, and over how many cycles the model and the RTL were run and compared with the stream.
+"""
 
 from tilewright_study.tables import _read, _select
 

@@ -1,8 +1,16 @@
 """Whole networks, from images to logits: latency of each attention at each batch, and its speed-up over the peers
 and over the fastest of them, called from Python and as a CUDA graph, or a tie where the two are within noise.
 
-Each attention counts with the faster of its rows, compiled or not, in either way of running; with a compiled one only
-against what was compiled as well. Attention tilewright has its own plans; the table `network_plans` shows others."""
+Whole networks on photographs, from images to logits: p50 latency of each attention at batch 1 and at a batch for
+throughput, split into attention (without its projections) and the rest of the network. All have the same random
+weights; before a time was taken, the logits were compared with those of masked dense attention, and the table holds the
+relative error beside its tolerance. The fastest peer of each network and batch is named; a difference within two
+standard errors of the two times is a tie. "As published" (native) is the formulation of the network's own paper:
+sliding chunks, batched windows, gathered tokens. What is done once, building plans or compiling, is in the first call
+and not in the latency. What did not run is blank, with the reason. Each attention counts with the faster of its rows,
+compiled or not, in either way of running; with a compiled one only against what was compiled as well. Attention
+tilewright has its own plans; the table ``network_plans`` shows others.
+"""
 
 from tilewright_study.tables import _read, _select
 

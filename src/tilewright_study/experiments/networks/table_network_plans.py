@@ -1,5 +1,12 @@
 """Whole networks with other plans than their own: latency by order, solver and tiles, and how it compares with the
-plans that attention tilewright makes by itself."""
+plans that attention tilewright makes by itself.
+
+Whole networks with plans of each order and solver, beside the plans that a network makes by itself (order ``window``,
+solver ``highs``, all tiles of the device). A mark above 1 is faster than those. The lines are the network with another
+attention: as published, masked dense attention, FlexAttention. Each was checked like all networks of the study before
+its time was taken. Networks whose patterns depend on the image (DynamicViT) have no plans made ahead; their rows say
+so.
+"""
 
 from tilewright.networks import Plans
 from tilewright_study.experiments.networks import table_end_to_end

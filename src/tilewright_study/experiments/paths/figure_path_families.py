@@ -1,4 +1,9 @@
-"""Paths of several networks against static ones: mean IoU over time of each table, and of all tables together."""
+"""Paths of several networks against static ones: mean IoU over time of each table, and of all tables together.
+
+Mean IoU over time for the table of each network, and for all tables together, beside static networks: the full paths of
+what the recipe plain trained. At each time a front has the path that scenes of choice prefer; its mean IoU is that of
+scenes of test.
+"""
 
 import itertools
 

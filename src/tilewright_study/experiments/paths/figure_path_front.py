@@ -1,4 +1,9 @@
-"""Paths of trained networks: mean IoU over time of every path that was measured, and those that a runner picks from."""
+"""Paths of trained networks: mean IoU over time of every path that was measured, and those that a runner picks from.
+
+Mean IoU over time for every path that was measured, and for those that a runner picks from. Hollow marks are what the
+planner predicted for its proposals. The three sets of scenes share nothing: paths are not judged where they were
+chosen.
+"""
 
 from tilewright_study.experiments.paths import table_paths
 from tilewright_study.figures import _contenders, _paths, _style

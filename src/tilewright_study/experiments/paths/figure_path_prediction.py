@@ -1,4 +1,8 @@
-"""Predicted against measured time and mean IoU of paths that the models were not fitted to."""
+"""Predicted against measured time and mean IoU of paths that the models were not fitted to.
+
+Predicted against measured time and mean IoU, for paths that the models were not fitted to. The line is where both are
+equal.
+"""
 
 from tilewright_study.experiments.paths import table_paths
 from tilewright_study.figures import _style

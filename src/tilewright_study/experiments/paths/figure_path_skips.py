@@ -1,4 +1,8 @@
-"""What leaving out one block of a trained network saves in time, and what it costs in mean IoU, by rung."""
+"""What leaving out one block of a trained network saves in time, and what it costs in mean IoU, by rung.
+
+What leaving out one block saves and costs, with the weights as they were trained and with the batch norm's statistics
+measured for each path. Nothing is trained again.
+"""
 
 import numpy as np
 

@@ -1,4 +1,9 @@
-"""Layers of networks with paths: products and bytes, counted, and the time that leaving a block out saves, measured."""
+"""Layers of networks with paths: products and bytes, counted, and the time that leaving a block out saves, measured.
+
+What the full path of a network computes, block by block: products and bytes as counted, and the time that leaving the
+block out saves, as measured. A block that holds a large share of the products may save little time, and the other way
+round.
+"""
 
 from types import SimpleNamespace
 

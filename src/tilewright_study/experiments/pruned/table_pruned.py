@@ -1,7 +1,16 @@
 """Pruned networks, from images to logits: each batching for the kept tokens in each mode, and its speed-up over the
 network without its pruner, over padding to the full length, with fused attention and as published, and over the best of
 all other batchings, those in dense batches and those with FlashAttention for packed ones: each with the faster of its
-rows, compiled or not, that are called alike."""
+rows, compiled or not, that are called alike.
+
+Pruned DeiTs from images to logits: the kept tokens go on padded to the full length, padded to the longest image,
+gathered densely (where all images keep equally many), packed with FlashAttention's varlen kernel, or packed with
+Tilewright's; each as it is, as a CUDA graph and, for some, compiled. A batching whose lengths the host has to ask for
+cannot be captured and is blank with the reason. Weights are random, the same for all; before a time was taken, logits
+were compared with those of the padded network, over the images that kept the same tokens. Ties of nearly equal scores
+may fall otherwise in 16 bits; how many images kept the same tokens is in the table, as is the share of all images with
+the same most probable class. A difference of two times within two standard errors is a tie.
+"""
 
 from tilewright.networks.batching import UNPRUNED
 from tilewright_study.tables import _read, _select

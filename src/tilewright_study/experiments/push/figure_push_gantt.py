@@ -1,4 +1,7 @@
-"""When the ports of each buffer of a program on push memories are in use."""
+"""When the ports of each buffer of a program on push memories are in use.
+
+The share in a bar is that of its cycles in which the port moves a word.
+"""
 
 from tilewright_study.experiments.push import table_push
 from tilewright_study.figures import _contenders, _style

@@ -1,4 +1,7 @@
-"""Words that memory tiles hold of a buffer while a program runs, and how many a tile has place for."""
+"""Words that memory tiles hold of a buffer while a program runs, and how many a tile has place for.
+
+The dashed line is what one tile holds.
+"""
 
 from tilewright_study.experiments.push import table_push
 from tilewright_study.figures import _contenders, _style

@@ -1,4 +1,7 @@
-"""Programs on push memories: memory tiles, and cycles to the last output, with the published numbers."""
+"""Programs on push memories: memory tiles, and cycles to the last output, with the published numbers.
+
+Short lines are published numbers: the paper's, and those of its public designs.
+"""
 
 from tilewright_study.experiments.push import table_push
 from tilewright_study.figures import _contenders, _style

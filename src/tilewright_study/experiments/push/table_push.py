@@ -1,4 +1,9 @@
-"""Programs on push memories: tiles, cycles, cost and words that differ, with the published numbers beside."""
+"""Programs on push memories: tiles, cycles, cost and words that differ, with the published numbers beside.
+
+Programs on push memories: tiles, processing elements, registers and the cycle of the last output of each app and
+memory, the published numbers beside, and how many words differ from numpy's in the model of the array and in RTL. Area
+and energy are of cited parameters, and nothing that was measured.
+"""
 
 from tilewright_study.tables import _read, _select
 

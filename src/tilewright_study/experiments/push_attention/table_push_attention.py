@@ -1,4 +1,9 @@
-"""Windowed attention on push memories: keys and cycles, and what the same layer takes on processors."""
+"""Windowed attention on push memories: keys and cycles, and what the same layer takes on processors.
+
+Windowed attention on push memories: cycles beside those of the sums alone, and words that come in from outside. The
+array holds queries in its processing elements and streams keys and values by; what reads them again and again in
+gathered form comes in once here.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,9 @@
-"""Key streams of stage T2 on push memories: keys, pieces and configuration words by order and tile."""
+"""Key streams of stage T2 on push memories: keys, pieces and configuration words by order and tile.
+
+The keys that blocks of each order and tile read, one after another, as a push memory streams them: how many, in how
+many affine pieces at the least, and the configuration words of these. A better order reads fewer keys, and need not
+need fewer pieces.
+"""
 
 from tilewright_study.tables import _read, _select
 

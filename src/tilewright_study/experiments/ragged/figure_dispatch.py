@@ -1,4 +1,8 @@
-"""The dispatch floor: the host's time of each call of packed attention, whatever the GPU has to do."""
+"""The dispatch floor: the host's time of each call of packed attention, whatever the GPU has to do.
+
+The dispatch floor: the host's time until a prepared call returns, whatever the GPU has to do. At small batches it
+decides how long an eager network takes; CUDA graphs remove it, for every contender.
+"""
 
 from tilewright import devices
 from tilewright_study.experiments.ragged import table_ragged

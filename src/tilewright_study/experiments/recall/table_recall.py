@@ -1,5 +1,11 @@
 """Keys that lists keep for a share of attention, over those of slices chosen by the exact shares, and times where all
-keep the same share."""
+keep the same share.
+
+How many keys lists keep for a share of attention (recall), by shape of groups, order of tokens and chooser; "oracle"
+chooses by the exact shares. Maps are planted, made by rule, or captured from a network that was trained here or is
+official: each row says which. The recall is measured from log-sum-exps, exactly. Where times are given, all lists keep
+the same share of attention.
+"""
 
 from tilewright_study.experiments.slices import ORACLE, SLICE, table_slices
 from tilewright_study.tables import _read, _select

@@ -1,4 +1,9 @@
-"""Attention by slice lists: speed-up over the fastest dense attention by the keys left out and the attention kept."""
+"""Attention by slice lists: speed-up over the fastest dense attention by the keys left out and the attention kept.
+
+Attention by slice lists over the share of keys that they leave out: speed-up over the fastest dense attention of the
+same run. Dotted: time in proportion to the keys kept. Dashed: the keys are chosen in each call. Queries and keys are
+planted.
+"""
 
 import numpy as np
 

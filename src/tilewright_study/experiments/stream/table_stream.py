@@ -1,4 +1,9 @@
-"""Streams of frames with budgets: misses and mean IoU of each contender, and what switching between paths takes."""
+"""Streams of frames with budgets: misses and mean IoU of each contender, and what switching between paths takes.
+
+Frames with budgets of time, met by paths of a table with a controller and without, by one path for all frames, by the
+full path, by static networks that are switched between, and by an oracle that knows how long each path takes. A switch
+is what a call takes beyond a repeated one where two paths take turns.
+"""
 
 from tilewright_study.experiments.paths import table_paths
 from tilewright_study.tables import _read, _select

@@ -1,4 +1,8 @@
-"""Frames of a clip as it is drawn, and of clips that a trained network samples with dense attention and with lists."""
+"""Frames of a clip as it is drawn, and of clips that a trained network samples with dense attention and with lists.
+
+Frames of clips that the trained network samples from the same noise, with dense attention and with lists, below a clip
+as it is drawn.
+"""
 
 from tilewright import devices
 from tilewright_study.figures import _style

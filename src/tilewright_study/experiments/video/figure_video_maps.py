@@ -1,4 +1,9 @@
-"""Attention maps of video networks by source, and the keys that were chosen for one group of queries."""
+"""Attention maps of video networks by source, and the keys that were chosen for one group of queries.
+
+One group of 128 queries in several heads: its share of attention for each key of three frames, dark where it is large,
+and the keys that pooled queries chose for nine tenths of it. Each source stands by itself: planted maps are made by
+rule, those of a network are captured from its layers.
+"""
 
 import numpy as np
 
