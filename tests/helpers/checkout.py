@@ -1,6 +1,7 @@
 """Copies of this checkout that may be edited, and Snakemake run on one."""
 
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
@@ -17,8 +18,30 @@ import yaml
 from snakemake.utils import update_config
 
 ROOT = Path(__file__).parents[2]
+
+
+def small():
+    """The small study of all experiments: tests/config/tiny.yaml, and the section that each has in its folder."""
+    folders = sorted(path.parent for path in (ROOT / "src/tilewright_study/experiments").glob("*/__init__.py"))
+    found = {"experiments": [folder.name for folder in folders]}
+    for path in (ROOT / "tests/config/tiny.yaml", *(folder / "tiny.yaml" for folder in folders)):
+        # Several experiments may share a section, which stands in the folder of one.
+        found |= yaml.safe_load(path.read_text()) if path.is_file() else {}
+    return found
+
+
+def _kept(mapping):
+    """A file of this content, the same for all processes of the tests."""
+    text = yaml.safe_dump(mapping, sort_keys=False, default_flow_style=None)
+    path = Path(tempfile.gettempdir(), f"tilewright-{hashlib.sha256(text.encode()).hexdigest()[:16]}.yaml")
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(text)
+    new.replace(path)
+    return path
+
+
 # The small study, and how it is run.
-TINY = ROOT / "tests/config/tiny.yaml"
+TINY = _kept(small())
 RUN = ("--cores", "2", "--configfile", TINY)
 # All that runs on a CPU, an overlay of the default study.
 ALL = ROOT / "config/all.yaml"
@@ -179,3 +202,7 @@ def appended(path, text):
     path.write_text(before + text)
     yield
     path.write_text(before)
+
+
+if __name__ == "__main__":
+    print(TINY)

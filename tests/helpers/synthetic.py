@@ -602,23 +602,8 @@ def write_pictures(path, clips=True):
     artifacts.write_npz(path, video_pictures.KIND, video_pictures.VERSION, arrays, header)
 
 
-def write_logs(root, config, blank=()):
-    """Bench, networks, packed attention, heat map and reorder times; `blank`: (model, order) whose plans were
-    skipped."""
-    write_networks(root, config)
-    write_ragged(root, config)
-    write_pruned(root, config)
-    write_accuracy(root, config)
-    write_accelerator(root, config)
-    write_configure(root, config)
-    write_push(root, config)
-    write_push_attention(root, config)
-    write_push_streams(root, config)
-    write_worth(root, config)
-    write_paths(root, config)
-    write_slices(root, config)
-    write_recall(root, config)
-    write_video(root, config)
+def write_attention(root, config, blank=()):
+    """Files of baselines and schedules; `blank`: (model, order) whose plans were skipped."""
     for model in config.workloads:
         baselines = [
             row(model, "sdpa_dense", dense_us(model), reorder="none"),
@@ -634,12 +619,17 @@ def write_logs(root, config, blank=()):
                 rows = [row(model, "tilewright", p50, ordered="True", **plan, **predicted)]
                 rows += [row(model, "tilewright", p50 and 1.5 * p50, ordered="False", **plan)]
                 write_csv(root / f"results/logs/{model}/{order}/{name}.{solver}.csv", "attention", rows)
+
+
+def write_heatmap(root, config):
+    """A file for each resolution."""
     for resolution in config.heatmap.resolutions:
-        write_csv(
-            root / f"results/logs/heatmap/{resolution}.csv",
-            "heatmap",
-            [_cell(config, resolution, patch) for patch in config.heatmap.patches],
-        )
+        cells = [_cell(config, resolution, patch) for patch in config.heatmap.patches]
+        write_csv(root / f"results/logs/heatmap/{resolution}.csv", "heatmap", cells)
+
+
+def write_orders(root, config):
+    """The file of times: larger graphs and later orders take longer."""
     rows = [
         {
             **{"model": model, "tokens": 100 * 4**size, "entries": 1000 * 4**size, "distinct_rows": 10},
@@ -650,6 +640,34 @@ def write_logs(root, config, blank=()):
         for place, order in enumerate(config.orders)
     ]
     write_csv(root / "results/logs/orders/times.csv", "orders", rows)
+
+
+def write_derived(root, config, name):
+    """Files of an experiment for which nothing is invented: rows of its type as it plans them, each number 1."""
+    of = experiments.member(name)
+    for case, path in zip(experiments.cases(name, config), experiments.files(name, config), strict=True):
+        known = dict.fromkeys(of.Row.numbers(), 1) | {"device": DEVICE["name"]}
+        write_csv(root / path, name, [known | planned for planned in of.planned(case, of.settings(config, case))])
+
+
+# Times that make sense, for those whose tables and figures are judged by what they show. Streams come with paths.
+INVENTED = {
+    **{"networks": write_networks, "ragged": write_ragged, "pruned": write_pruned, "pruned_accuracy": write_accuracy},
+    **{"accelerator": write_accelerator, "configure": write_configure, "push": write_push, "worth": write_worth},
+    **{"push_attention": write_push_attention, "push_streams": write_push_streams, "paths": write_paths},
+    **{"slices": write_slices, "recall": write_recall, "video": write_video, "heatmap": write_heatmap},
+    **{"orders": write_orders, "stream": lambda root, config: None},
+}
+
+
+def write_logs(root, config, blank=()):
+    """Files of every experiment; `blank`: (model, order) whose plans were skipped."""
+    write_attention(root, config, blank)
+    for name in experiments.NAMES:
+        if name in INVENTED:
+            INVENTED[name](root, config)
+        elif name != "attention":
+            write_derived(root, config, name)
 
 
 def _cell(config, resolution, patch):

@@ -8,7 +8,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from helpers.checkout import ALL, merged
+from helpers.checkout import ALL, TINY, merged
 from tilewright.core.errors import ConfigError
 from tilewright_study import config, experiments
 
@@ -189,9 +189,7 @@ def test_an_attention_without_batches_is_left_out():
     assert config.load(changed("networks", none)).networks.workloads == ()
 
 
-@pytest.mark.parametrize(
-    ("path", "place"), [("tests/config/tiny.yaml", "workloads"), ("config/large.yaml", "networks")]
-)
+@pytest.mark.parametrize(("path", "place"), [(TINY, "workloads"), ("config/large.yaml", "networks")])
 def test_overlays_change_known_keys(path, place):
     assert msgspec.to_builtins(config.load(merged(ROOT / path)))[place] != DEFAULT[place]
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import os
 import shlex
 import subprocess
 import sys
@@ -167,7 +168,7 @@ class Row(rows.Row, frozen=True, kw_only=True):
 
 
 TABLES = ("counted",)
-FIGURES = ()
+FIGURES = ("counted",)
 NAMED = "{word}"
 
 
@@ -227,6 +228,28 @@ def table(inputs):
     (rows,) = _read.frames(inputs, "counted")
     return rows[["word", "letters"]]
 '''
+FIGURE = '''
+"""Letters of words, as bars."""
+
+from tilewright_study.experiments.counted import table_counted
+from tilewright_study.figures import _style
+
+needs = table_counted.needs
+
+
+def draw(inputs):
+    """A bar for each word."""
+    rows = table_counted.table(inputs)
+    figure = _style.figure(4, 3)
+    axes = figure.subplots()
+    axes.bar(rows["word"], rows["letters"])
+    axes.set_title("Letters of words")
+    return figure
+'''
+TINY_OF_IT = """
+counted:
+  words: {short: [a, "it's"], long: [word]}
+"""
 OWN = {
     "src/tilewright_study/experiments/counted/__init__.py": COUNTED,
     "src/tilewright_study/experiments/counted/table_counted.py": TABLE,
@@ -262,17 +285,19 @@ def source(tmp_path_factory):
 
 
 def test_an_experiment_is_added_by_a_folder_and_a_word(source, tmp_path):
-    """It goes through configuration, rule, file, reader and table."""
-    study = {"experiments": ["counted"], "counted": {"words": {"short": ["a", "it's"], "long": ["word"]}}}
+    """It goes through configuration, rule, file, reader, table and figure."""
+    study = {"experiments": ["counted"], **yaml.safe_load(TINY_OF_IT)}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(study))
     given = ("--cores", "2", "--configfile", tmp_path / "own.yaml")
-    done = snakemake(tmp_path, "results/tables/counted.csv", *given, source=source, capture_output=True)
+    wanted = ("results/tables/counted.csv", "figures/counted.svg")
+    done = snakemake(tmp_path, *wanted, *given, source=source, capture_output=True)
     assert done.returncode == 0, done.stderr[-4000:]
     lines = (tmp_path / "results/logs/counted/short.csv").read_text().splitlines()
     assert lines[0].startswith("kind,version,word,letters,") and lines[2].startswith("counted,1,it's,4,")
     assert "it's: 4 letters" in (tmp_path / "logs/counted/short.log").read_text()
     rows = sorted((tmp_path / "results/tables/counted.csv").read_text().splitlines()[1:])
     assert rows == ["a,1.0", "it's,4.0", "word,4.0"]
+    assert (tmp_path / "figures/counted.svg").stat().st_size
     # The whole study is this experiment; its code and its settings rerun its own cases.
     assert jobs(tmp_path, given, source) == {"report": 1, "all": 1}
     module = source / "src/tilewright_study/experiments/counted/__init__.py"
@@ -283,6 +308,28 @@ def test_an_experiment_is_added_by_a_folder_and_a_word(source, tmp_path):
     study["counted"]["words"]["long"] = ["words"]
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(study))
     assert jobs(tmp_path, given, source)["experiment"] == 1
+
+
+MADE_UP = """
+from pathlib import Path
+from helpers import checkout, synthetic
+from tilewright_study import config, experiments, figures, tables
+checkout.ROOT = Path(experiments.__file__).parents[3]
+study = config.load(checkout.merged(checkout.small()))
+synthetic.write_derived(Path(), study, "counted")
+tables.tabulate("counted", tables.needs("counted", study), ["counted.csv"])
+figures.draw("counted", figures.needs("counted", study), ["counted.svg"])
+"""
+
+
+def test_its_rows_and_its_small_study_are_made_up_from_its_folder(source, tmp_path):
+    path = os.pathsep.join(map(str, (source / "src", ROOT / "tests")))
+    command, environment = [sys.executable, "-c", MADE_UP], os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "results/logs/counted/short.csv").read_text().startswith("kind,version,word,letters,")
+    assert (tmp_path / "counted.csv").read_text().count("\n") == 3
+    assert (tmp_path / "counted.svg").is_file()
 
 
 def jobs(directory, given, source):

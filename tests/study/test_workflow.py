@@ -1,4 +1,4 @@
-"""The workflow itself, by Snakemake, on part of the small study of tests/config/tiny.yaml. `.ci/run` runs all of it."""
+"""The workflow itself, by Snakemake, on part of the small study, `helpers.checkout.TINY`. `.ci/run` runs all of it."""
 
 import os
 import shutil
