@@ -145,7 +145,7 @@ def shown_modules(family, wildcard):
 
     def modules(wildcards):
         name = wildcards[wildcard]
-        return [family.module(name), DEVICE_CODE[0], *experiments.read(family.needs(name, CONFIG))]
+        return [*family.modules(name), DEVICE_CODE[0], *experiments.read(family.needs(name, CONFIG))]
 
     return modules
 

@@ -89,7 +89,12 @@ rule report:
             "make_report",
             [
                 DEVICE_CODE[0],
-                *(of.module(name) for of, names in ((figures, FIGURES), (tables, TABLES)) for name in names),
+                *(
+                    module
+                    for of, names in ((figures, FIGURES), (tables, TABLES))
+                    for name in names
+                    for module in of.modules(name)
+                ),
             ],
             shipped={"recorded": lambda wildcards: page.recorded(CONFIG)},
             captions=captions,

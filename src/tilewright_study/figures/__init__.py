@@ -79,6 +79,11 @@ def module(name):
     return _MEMBERS[name][0]
 
 
+def modules(name):
+    """The same in a list, as of `tables.modules`."""
+    return [module(name)]
+
+
 def needs(name, config):
     """Files that the figure `name` is drawn from under `config`. Raises `UnknownNameError`."""
     return member(name).needs(config)

@@ -32,6 +32,11 @@ def module(name):
     return _MODULES[name]
 
 
+def modules(name):
+    """Dotted names of the modules that the table `name` is made by: its own, and those that it enters by name."""
+    return [module(name), *getattr(member(name), "modules", list)()]
+
+
 def member(name):
     """The module of the table `name`. Raises `UnknownNameError`."""
     registry.check("table", name, NAMES)

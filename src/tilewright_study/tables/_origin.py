@@ -37,7 +37,7 @@ def save(path, name, module, inputs):
         "stage": "tables" if hasattr(module, "table") else "figures",
         "parameters": {"name": name},
         "inputs": {str(source): provenance.sha256_file(source) for source in inputs},
-        "code": provenance.code_digest(module.__name__),
+        "code": provenance.code_digest(module.__name__, *getattr(module, "modules", list)()),
         "versions": provenance.versions("matplotlib", "numpy", "pandas"),
     }
     artifacts.write_json(path, KIND, VERSION, {"name": name, "hardware": hardware(inputs)}, made_by)

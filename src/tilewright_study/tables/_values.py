@@ -1,0 +1,40 @@
+"""Values of claims, each under where it was found: what the claims of several experiments are made of."""
+
+import numpy as np
+
+
+def cases(values, where, noise=np.nan):
+    """Values of a claim as `_judged` takes them."""
+    import pandas as pd
+
+    return pd.DataFrame({"value": values, "noise": noise}).set_axis(list(where))
+
+
+def by_name(frame, column, *names, noise=None):
+    where = [" ".join(filter(None, words)) for words in zip(*(frame[name] for name in names), strict=True)]
+    return cases(frame[column], where, np.nan if noise is None else frame[noise])
+
+
+def passed(column, ours):
+    def values(frame, _):
+        """Share of our rows that passed their checks, of all that could run, in percent."""
+        if not (frame[column] == ours).any():
+            return ()
+        rows = frame[(frame[column] == ours) & (frame["status"] != "skipped")]
+        failed = rows.loc[rows["status"] == "failed", "reason"]
+        return cases([100 * (rows["status"] == "ok").mean()], [next(iter(failed), f"{len(rows)} rows")])
+
+    return values
+
+
+def error(*names, error="relative_error", tolerance="tolerance"):
+    def values(frame, _):
+        """Error over tolerance."""
+        frame = frame.assign(ratio=frame[error] / frame[tolerance])
+        return by_name(with_batch(frame), "ratio", *names)
+
+    return values
+
+
+def with_batch(rows):
+    return rows.assign(batch=rows["batch"].map("batch {:.0f}".format)) if "batch" in rows else rows
