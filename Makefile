@@ -4,6 +4,7 @@
 # make smoke      one figure from its pattern to its picture, in build/smoke
 # make record     DEVICE=h200 MINUTES=28: run config/h200.yaml on this machine, or go on, and record its rows as expected/h200
 # make test       the test-suite
+# make test-all   with it, what takes minutes: the workflow on a SLURM of one node, which is installed where that can be
 # make docs       the documents as a site, in build/site: open build/site/index.html
 # make lint       check style and workflow; changes nothing
 # make fix        let the formatters edit
@@ -20,7 +21,7 @@ BIN    := $(VENV)/bin
 # What editors show of config.yaml.
 SCHEMA := $(BIN)/python -m tilewright_study.config > config/schema.json
 
-.PHONY: setup reproduce reproduce-all smoke record test docs lint fix lock schema clean
+.PHONY: setup reproduce reproduce-all smoke record test test-all docs lint fix lock schema clean
 
 setup: $(VENV)/.installed
 
@@ -47,8 +48,13 @@ MINUTES ?= 28
 record: setup
 	$(BIN)/python workflow/scripts/record.py --device $(DEVICE) --minutes $(MINUTES) $(if $(OVERLAYS),--overlays $(OVERLAYS))
 
+TEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 test: setup
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(TEST)
+
+test-all: setup
+	tests/study/slurm_node.sh install || echo "SLURM could not be installed"
+	$(TEST) -m ""
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -125,6 +125,7 @@ def until(condition, seconds=120):
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_every_rule_goes_through(node, tmp_path):
     # `.ci/run` runs all of the small study on one machine.
     configs = [TINY, overlay(tmp_path / "fewer.yaml", FEWER)]
@@ -145,6 +146,7 @@ def test_every_rule_goes_through(node, tmp_path):
     assert status == 0 and "Nothing to be done" in output
 
 
+@pytest.mark.slow
 def test_a_job_killed_for_memory_is_retried_with_more(node, tmp_path):
     # Less than Snakemake and the package need, then enough.
     chosen = profile(tmp_path / "profile", resources={"graph": {"mem_mb": "100 * 15 ** (attempt - 1)"}})
@@ -155,6 +157,7 @@ def test_a_job_killed_for_memory_is_retried_with_more(node, tmp_path):
     assert graph.load(tmp_path / "run" / GRAPH).n_rows == 257
 
 
+@pytest.mark.slow
 def test_a_job_that_keeps_failing_ends_the_run_and_shows_its_log(node, tmp_path):
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(
@@ -200,6 +203,7 @@ def test_a_task_without_a_process_has_none(tmp_path, monkeypatch):
         assert processes("7") == expected
 
 
+@pytest.mark.slow
 def test_a_job_over_its_time_is_killed_by_name(node, tmp_path):
     directory = tmp_path / "run"
     chosen = profile(tmp_path / "profile", retries=0, resources={"graph": {"runtime": 1}})
@@ -212,6 +216,7 @@ def test_a_job_over_its_time_is_killed_by_name(node, tmp_path):
     assert f"SLURM-job '{number}' failed, SLURM status is: 'TIMEOUT'" in output, output[-4000:]
 
 
+@pytest.mark.slow
 def test_a_cancelled_run_leaves_no_job_and_resumes(node, tmp_path):
     wanted = [f"results/blocks/vil-tiny-64-s1/{r}/16x1.npz" for r in ("none", "ic")]
     directory, chosen = tmp_path / "run", profile(tmp_path / "profile")
@@ -233,6 +238,7 @@ def test_a_cancelled_run_leaves_no_job_and_resumes(node, tmp_path):
         blocks.load(directory / path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("filled", "resources", "message"),
     [
