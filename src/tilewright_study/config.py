@@ -8,6 +8,7 @@ has a default here: ``config.yaml`` names every value. Names are checked against
 """
 
 import json
+import typing
 from pathlib import Path
 from typing import Literal
 
@@ -20,10 +21,7 @@ from tilewright.attention.blocks import tiles
 from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError
-from tilewright.networks import Plans
 from tilewright_study import experiments, scenes, sections, training
-from tilewright_study.experiments import paths, pruned_accuracy, video
-from tilewright_study.measure import weights
 from tilewright_study.sections import Section
 
 
@@ -216,16 +214,7 @@ def schema():
         # Sections of several experiments have the same class name, which msgspec tells apart by their modules.
         found = found.replace(f"{module.Section.__module__}.Section", name)
     found = json.loads(found)
-    types = {
-        "Config": Config,
-        "Schedule": Schedule,
-        "Timing": Timing,
-        "Training": Training,
-        "Figures": Figures,
-        "Plans": Plans,
-    }
-    types |= {"Weights": weights.Weights, "Attention": video.Attention}
-    types |= {"Network": paths.Network, "Classifiers": pruned_accuracy.Classifiers}
+    types = {each.__name__: each for each in _nested(Config) if each.__name__ in found["$defs"]}
     types |= {name: module.Section for name, module in own.items()}
     for name, section in types.items():
         text, values = sections.descriptions(section)
@@ -233,6 +222,17 @@ def schema():
         properties = {key: {"description": values[key], **value} for key, value in _properties(found, name)}
         found["$defs"][name] |= {"title": name, "description": text, "properties": properties}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Tilewright's config.yaml", **found}
+
+
+def _nested(struct):
+    """`struct` and all structs that its values are made of."""
+    yield struct
+    hints = list(typing.get_type_hints(struct).values())
+    while hints:
+        hint = hints.pop()
+        hints += typing.get_args(hint)
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            yield from _nested(hint)
 
 
 def _properties(found, name):
