@@ -1,4 +1,10 @@
-"""What Tilewright does: a query's keys on a photograph, the mask before and after reordering, and what it gains."""
+"""What Tilewright does: a query's keys on a photograph, the mask before and after reordering, and what it gains.
+
+Of a photograph, what the query in the framed token does not see is pale. The masks are those of one layer in the
+model's order and in that of the headline plan, with its blocks. The bars are the headline plan's time over that of the
+fastest other attention of the same run, dense or sparse, for the workload that gains least, the one that gains most and
+some between them; pale where the other one is faster.
+"""
 
 import numpy as np
 
