@@ -20,17 +20,21 @@ from snakemake.utils import update_config
 ROOT = Path(__file__).parents[2]
 
 
-def small():
-    """The small study of all experiments: tests/config/tiny.yaml, and the section that each has in its folder."""
+def small(**changes):
+    """The small study of all experiments: tests/config/tiny.yaml, and the section that each has in its folder.
+
+    changes: in place of some of its keys.
+    """
     folders = sorted(path.parent for path in (ROOT / "src/tilewright_study/experiments").glob("*/__init__.py"))
     found = {"experiments": [folder.name for folder in folders]}
     for path in (ROOT / "tests/config/tiny.yaml", *(folder / "tiny.yaml" for folder in folders)):
         # Several experiments may share a section, which stands in the folder of one.
         found |= yaml.safe_load(path.read_text()) if path.is_file() else {}
+    update_config(found, changes)
     return found
 
 
-def _kept(mapping):
+def kept(mapping):
     """A file of this content, the same for all processes of the tests."""
     text = yaml.safe_dump(mapping, sort_keys=False, default_flow_style=None)
     path = Path(tempfile.gettempdir(), f"tilewright-{hashlib.sha256(text.encode()).hexdigest()[:16]}.yaml")
@@ -41,7 +45,7 @@ def _kept(mapping):
 
 
 # The small study, and how it is run.
-TINY = _kept(small())
+TINY = kept(small())
 RUN = ("--cores", "2", "--configfile", TINY)
 # All that runs on a CPU, an overlay of the default study.
 ALL = ROOT / "config/all.yaml"

@@ -5,17 +5,23 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 
 import pytest
 
+from helpers import checkout as small
 from helpers import loaded
-from helpers.checkout import RUN, TINY, appended, copied, described, merged, overlay, plan, snakemake
+from helpers.checkout import appended, copied, merged, overlay, snakemake
 from tilewright import graph
 from tilewright.attention import blocks
 from tilewright_study import config, figures
 from tilewright_study.stages import record
 from tilewright_study.tables import _select
 
+# The small study, of whole networks one with two kinds of attention.
+TINY = small.kept(small.small(networks={"workloads": ["regionvit-tiny-64"], "attention": {"native": [], "full": []}}))
+RUN = ("--cores", "2", "--configfile", TINY)
+plan, described = partial(small.plan, configs=(TINY,)), partial(small.described, studies=[(TINY,)])
 # Reach every stage with few jobs.
 TARGETS = ("figures/fill.svg", "figures/latency_vil.svg", "results/tables/fill.csv", "results/tables/end_to_end.csv")
 PACKED = ("results/logs/pruned/deit-tiny-64-threshold_l2.csv", "results/logs/ragged/1x32.csv")
@@ -182,6 +188,7 @@ def test_a_failed_rule_prints_the_end_of_its_log(tmp_path):
     assert "error: mine.npy: expected a mask in .npz, .npy or .pt form" in found
 
 
+@pytest.mark.slow
 def test_a_changed_page_makes_the_report_again_alone(study, checkout, tmp_path, tmp_path_factory):
     # Most of what this part of the study shows was made with `study`.
     part = {"experiments": ["attention"], "workloads": ["vil-tiny-64-s1"], "orders": ["ic"]}
