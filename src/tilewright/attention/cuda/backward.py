@@ -33,8 +33,6 @@ from tilewright.core.errors import PatternError
 from tilewright.devices import qkv
 from tilewright.devices.cuda import launcher, tape
 
-# The kernels of a backward, in order.
-HALVES = "queries", "keys"
 # Executors of several patterns are differentiated, also in a bias.
 TAKES_UNITS = BIAS_TAKES_UNITS = True
 # What is said of a capture that comes first.
@@ -132,7 +130,7 @@ class Backward:
 
     @property
     def launches(self) -> dict[str, list]:
-        """The launches of each of `HALVES`, by name."""
+        """The launches of both kernels by what their rows are, ``queries`` first, then ``keys``."""
         return self._halves
 
     def __call__(
@@ -233,10 +231,6 @@ class Backward:
             dv.zero_()
         return q, k, v, out, grad, dq, dk, dv, *stats, *self.values(table)
 
-    def run(self, half: str, tensors: Sequence[Tensor]) -> list:
-        """Launch one of `HALVES` through Triton; returns what does so directly, see `launcher.direct`."""
-        return launcher.side_by_side(self._forward.device, self._halves[half], tensors)
-
     def _first(self, key, given, tensors):
         """Check tensors of a new layout, launch through Triton, and store how to launch directly from then on."""
         self._check(*given)
@@ -244,7 +238,9 @@ class Backward:
             return
         if not self._seen(given, lambda known: known[1:] == key[1:]):
             launcher.expect_no_capture(REFUSED)
-        launches = [call for half in HALVES for call in self.run(half, tensors)]
+        # Keys take what the launches of queries leave.
+        found = [launcher.side_by_side(self._forward.device, half, tensors) for half in self._halves.values()]
+        launches = [*itertools.chain(*found)]
         if not launcher.capturing() and not self._seen(given, lambda known: known == key):
             launches = [] if None in launches else launches
             self._known.add(key, (qkv.same_layout(*given), launches))
