@@ -19,7 +19,6 @@ from tilewright.attention.cuda import (
     backward_kernels,
     bias_gradients,
     bias_kernels,
-    bias_value_kernels,
     tile_kernel,
 )
 from tilewright.attention.cuda import executor as cuda_executor
@@ -43,7 +42,7 @@ def launched(monkeypatch):
     found = SimpleNamespace(direct=[], usual=[])
     if DEVICE == "cpu":
         made = {}
-        for module in (tile_kernel, backward_kernels, bias_value_kernels, bias_kernels):
+        for module in (tile_kernel, backward_kernels, bias_kernels):
             for name in filter(lambda name: name.startswith("tilewright_"), dir(module)):
                 made[name] = Kernel(getattr(module, name), found.direct, found.usual)
                 monkeypatch.setattr(module, name, made[name])

@@ -25,7 +25,6 @@ from tilewright.attention.cuda import (
     backward,
     backward_kernels,
     bias_kernels,
-    bias_value_kernels,
     bias_values,
     tile_kernel,
 )
@@ -40,9 +39,9 @@ KERNELS = (
     (tile_kernel, "tilewright_tile_attention"),
     (backward_kernels, "tilewright_query_gradients"),
     (backward_kernels, "tilewright_key_gradients"),
-    (bias_value_kernels, "tilewright_bias_peaks"),
-    (bias_value_kernels, "tilewright_bias_tiles"),
-    (bias_value_kernels, "tilewright_spread_peaks"),
+    (bias_kernels, "tilewright_bias_peaks"),
+    (bias_kernels, "tilewright_bias_tiles"),
+    (bias_kernels, "tilewright_spread_peaks"),
     (bias_kernels, "tilewright_bias_gradients"),
     (bias_kernels, "tilewright_fold_tiles"),
     (bias_kernels, "tilewright_sum_lists"),
@@ -326,8 +325,7 @@ def test_it_compiles_for_hopper(name, rows, keys, warps, table):
     types |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "g_ptr"), "*bf16")
     types |= {"table_ptr": f"*{table}", "inv_scale": "fp32", "scale_log2": "fp32"}
     free = "n_entries", "n_parts", "batch", "n_groups", "n_queries", "begin", "n_lists", "n"
-    module = bias_value_kernels if hasattr(bias_value_kernels, name) else bias_kernels
-    made = compiled(module.__name__, name, constants, types, pointers="*fp32", free=free, num_warps=warps)
+    made = compiled(bias_kernels.__name__, name, constants, types, pointers="*fp32", free=free, num_warps=warps)
     assert made.spilled == [0, 0]
 
 

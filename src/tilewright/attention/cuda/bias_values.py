@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from tilewright.attention.cuda import bias_value_kernels
+from tilewright.attention.cuda import bias_kernels
 from tilewright.attention.cuda.repeated import Repeated
 from tilewright.attention.cuda.tile_lists import TileLists
 from tilewright.devices.cuda.launcher import lasting
@@ -49,7 +49,7 @@ class Tiles:
         self._warps = min(MOST_WARPS, max(1, next_power_of_2(size // PER_WARP)))
         self._of_rows, self._of_tiles = (
             Repeated(kernel, device, REFUSED)
-            for kernel in (bias_value_kernels.tilewright_bias_peaks, bias_value_kernels.tilewright_bias_tiles)
+            for kernel in (bias_kernels.tilewright_bias_peaks, bias_kernels.tilewright_bias_tiles)
         )
 
     @property
@@ -90,7 +90,7 @@ class Spread:
     def __init__(self, source: np.ndarray, device: torch.device | str):
         """source: int [lanes, N_q], where the greatest bias of each query stands among the peaks."""
         self._source, self._shape = torch.from_numpy(source.astype(np.int32)).to(device), source.shape
-        self._gather = Repeated(bias_value_kernels.tilewright_spread_peaks, device, REFUSED)
+        self._gather = Repeated(bias_kernels.tilewright_spread_peaks, device, REFUSED)
 
     @property
     def memory_bytes(self) -> int:
