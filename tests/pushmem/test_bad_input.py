@@ -8,7 +8,7 @@ import pytest
 from helpers import extras
 from helpers.checkout import ROOT
 from tilewright.core.errors import TilewrightError, install
-from tilewright.pushmem import configuration_file, inner, memories, rtl, solve, streams
+from tilewright.pushmem import configuration_file, memories, rtl, solve, streams, templates
 from tilewright_study.experiments.push import examples
 from tilewright_study.stages import configure
 
@@ -109,7 +109,7 @@ def test_flags_that_would_have_no_effect_are_refused(flags, message, tmp_path):
 
 @pytest.mark.parametrize("flag", ["verify", "fix"])
 def test_a_configuration_for_another_memory(flag, tmp_path):
-    known = inner.configuration(examples.stream("identity-8x8", DP.PARAMETERS), DP)
+    known = templates.configuration(examples.stream("identity-8x8", DP.PARAMETERS), DP)
     configuration_file.write(tmp_path / "dp.json", known)
     found = refused(tmp_path, stream="identity-8x8", **{flag: tmp_path / "dp.json"}, write_stream=None)
     assert found == "configuration: expected one of the memory pub, found one of dp"

@@ -9,7 +9,7 @@ import pytest
 from helpers import extras
 from helpers.systems import checked
 from tilewright.core.errors import SolverError
-from tilewright.pushmem import bmc, configuration_file, inner, memories, parts, recurrence, settings, solve, streams
+from tilewright.pushmem import bmc, configuration_file, memories, parts, recurrence, settings, solve, streams, templates
 from tilewright.pushmem.configure import explain, query
 from tilewright_study.experiments.push import examples
 from tilewright_study.stages import configure
@@ -80,7 +80,7 @@ def test_the_question_of_a_larger_tile_ends_in_time():
 def in_parts(name):
     """What model checking finds of a tile part by part, by part, and joined as ``top``; each with its stream."""
     stream = of(name)
-    ran = PUB.run(recurrence.fired(inner.configuration(stream, PUB), PUB, len(stream)), stream.data_in[:, :, 0])
+    ran = PUB.run(recurrence.fired(templates.configuration(stream, PUB), PUB, len(stream)), stream.data_in[:, :, 0])
     own = {part: parts.of_run(part, stream, ran) for part in parts.ORDER}
     found = {part: solve.solve(each, PUB, engine="bmc", hardware=False) for part, each in own.items()}
     known = {part: each.configuration for part, each in found.items()}
@@ -135,7 +135,7 @@ def test_the_core_of_an_infeasible_part_is_minimal_when_asked_again(monkeypatch)
     # However fast this machine is.
     monkeypatch.setattr(explain, "LIMIT_S", 600.0)
     whole = of("identity-8x6")
-    ran = PUB.run(recurrence.fired(inner.configuration(whole, PUB), PUB, len(whole)), whole.data_in[:, :, 0])
+    ran = PUB.run(recurrence.fired(templates.configuration(whole, PUB), PUB, len(whole)), whole.data_in[:, :, 0])
     stream = parts.of_run("agg", whole, ran)
     data = stream.data_out.copy()
     data[np.flatnonzero(stream.valid_out[:, 0])[5], 0, 0] += 1
@@ -162,7 +162,7 @@ def test_another_place_in_the_memory_is_as_good(modular):
 
 def test_two_accesses_in_a_cycle_are_no_answer():
     stream = of("identity-8x8")
-    known = inner.configuration(stream, PUB)
+    known = templates.configuration(stream, PUB)
     ports = {"agg_row": settings.Affine(0), "sram": settings.Affine(300)}
     # It writes a word that nobody reads, in a cycle in which another word is fetched: the RTL lets the write pass.
     meets = settings.Controller((), settings.Affine(known.controllers["sram2tb0"].cycle.start), ports)
@@ -174,7 +174,7 @@ def test_two_accesses_in_a_cycle_are_no_answer():
 def test_an_output_that_the_stream_does_not_have_stays_silent():
     stream = of("identity-8x8")
     more = settings.Controller((), settings.Affine(40), {"tb": settings.Affine(0)})
-    wrong = with_controller(inner.configuration(stream, PUB), "tb2out1", more)
+    wrong = with_controller(templates.configuration(stream, PUB), "tb2out1", more)
     with pytest.raises(SolverError, match=r"infeasible.*tb2out1_fire is 0 in cycle 40"):
         solve.asserted(wrong, stream, PUB)
 
@@ -183,7 +183,7 @@ def test_a_memory_without_parts_is_one_question():
     stream = examples.stream("identity-4x2", DP.PARAMETERS)
     found = solve.solve(stream, DP, engine="bmc", depth=1, hardware=False)
     assert found.verdict == "solved"
-    assert solve.asserted(inner.configuration(stream, DP), stream, DP) == len(stream)
+    assert solve.asserted(templates.configuration(stream, DP), stream, DP) == len(stream)
 
 
 ASKED = dict(component=None, memory=None, engine="bmc", layers=None, fix=None, monolithic=True, time_limit=None,

@@ -14,13 +14,13 @@ from tilewright.core.errors import ArtifactError, ConfigError, SolverError, Unkn
 from tilewright.pushmem import (
     configuration_file,
     counting,
-    inner,
     memories,
     parts,
     recurrence,
     settings,
     solve,
     streams,
+    templates,
 )
 from tilewright_study.experiments.push import examples
 from tilewright_study.experiments.push.examples import raster
@@ -40,7 +40,7 @@ def of(name):
 
 def part_of(name, part):
     stream = of(name)
-    known = inner.configuration(stream, PUB)
+    known = templates.configuration(stream, PUB)
     ran = PUB.run(recurrence.fired(known, PUB, len(stream)), stream.data_in[:, :, 0])
     return parts.of_run(part, stream, ran)
 
@@ -203,7 +203,7 @@ def test_no_configuration_is_returned_that_differs_from_its_stream(name):
 
 def test_an_answer_that_a_run_refutes_is_an_error():
     stream = of("identity-14x14")
-    known = inner.configuration(stream, PUB)
+    known = templates.configuration(stream, PUB)
     wrong = settings.Configuration(
         "pub", {**known.controllers, "tb2out0": replace_start(known.controllers["tb2out0"], 8)}
     )
@@ -245,7 +245,7 @@ def test_streams_of_random_configurations_are_solved(hardware):
     solved, draw = 0, np.random.default_rng(7)
     for _ in range(500):
         stream = feasible(draw)
-        known = inner.configuration(stream, PUB)
+        known = templates.configuration(stream, PUB)
         ran = PUB.run(recurrence.fired(known, PUB, len(stream)), stream.data_in[:, :, 0])
         assert not streams.differences(stream, ran.data_out[:, :, None], ran.valid_out)
         for part in parts.ORDER:
@@ -263,7 +263,7 @@ def test_small_ones_are_solved_by_model_checking(hardware):
         stream = feasible(draw)
         if stream.valid_in.sum() > 24 or len(stream) > 180:
             continue
-        known = inner.configuration(stream, PUB)
+        known = templates.configuration(stream, PUB)
         ran = PUB.run(recurrence.fired(known, PUB, len(stream)), stream.data_in[:, :, 0])
         part = parts.ORDER[done % 3]
         found = solve.solve(parts.of_run(part, stream, ran), PUB, engine="bmc", depth=2, hardware=False)
@@ -427,7 +427,7 @@ def test_an_unknown_example_is_named(name, message):
 
 
 def test_a_configuration_outlives_its_file(tmp_path):
-    known = inner.configuration(of("line_buffer-3-14x14"), PUB)
+    known = templates.configuration(of("line_buffer-3-14x14"), PUB)
     configuration_file.write(tmp_path / "c.json", known, {"verdict": "solved"})
     again, document = configuration_file.read(tmp_path / "c.json")
     assert again == known and document["registers"] == recurrence.registers(known, PUB)

@@ -8,7 +8,7 @@ import pytest
 
 from helpers import extras
 from tilewright.core.errors import Unavailable
-from tilewright.pushmem import inner, memories, recurrence, rtl
+from tilewright.pushmem import memories, recurrence, rtl, templates
 from tilewright_study.experiments.push import examples
 
 extras.need("amaranth", "pyosys")
@@ -82,7 +82,7 @@ def by_verilator(text, constants, inputs, outputs, folder):
 def test_the_written_verilog_gives_the_models_words(name, simulated, tmp_path):
     memory = memories.member(name)
     stream = examples.stream(f"line_buffer-{memory.PARAMETERS.outputs + 1}-12x9", memory.PARAMETERS)
-    known = inner.configuration(stream, memory)
+    known = templates.configuration(stream, memory)
     data = np.random.default_rng(0).integers(1, 1 << 16, (CYCLES, memory.PARAMETERS.inputs))
     ran = memory.run(recurrence.fired(known, memory, CYCLES), data)
     assert (ran.valid_out.sum(0) > 80).all()

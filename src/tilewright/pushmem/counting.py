@@ -39,8 +39,8 @@ class Side:
     """Accesses of the memory by one controller, in order. earliest, latest: their bounds, int64 [n], without those that
     follow from other sides. first: what templates start from, int64 [n]. addresses: ``{name: [n]}``. wide: numbers of
     the wide words in the order of all writes, input by input, int64 [n]; of a fetch that nobody needs, any. ring: how
-    many wide words of its input on the same place is written again. rounds: of the port's loops, see `inner`. reads:
-    whether it fetches. again: of a fetch, the write that takes the place, -1 for none. needed: bool [n], or None for
+    many wide words of its input on the same place is written again. rounds: of the port's loops. reads: whether it
+    fetches. again: of a fetch, the write that takes the place, -1 for none. needed: bool [n], or None for
     all."""
 
     name: str
@@ -80,7 +80,7 @@ def affine(name: str, times: np.ndarray, levels: int, until: int) -> None:
 
 
 def impossible(moved: Words, parameters: Parameters) -> None:
-    """Raise `NoScheduleError` where no configuration gives what `moved`, of `inner.words`, says.
+    """Raise `NoScheduleError` where no configuration gives what `moved`, of `templates.words`, says.
 
     With aggregators a word can be written to the memory a cycle after it came, fetched a cycle later, and go out two
     cycles after that; without them it can be read a cycle after it came, and go out a cycle later. An access of the

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError, SolverError, Unavailable
-from tilewright.pushmem import counting, fit, inner, parts, recurrence, rtl, streams
+from tilewright.pushmem import counting, fit, parts, recurrence, rtl, streams, templates
 from tilewright.pushmem.counting import NoScheduleError, NotFoundError
 from tilewright.pushmem.memories import ConflictError, Memory, pub
 from tilewright.pushmem.settings import CYCLE_BITS, Configuration
@@ -93,7 +93,7 @@ def _fitted(stream, memory, known):
     try:
         for name, at in parts.firings(stream, memory).items():
             counting.affine(name, at, memory.PARAMETERS.levels, len(stream) + DRAIN - 1)
-        chosen = inner.configuration(stream, memory) if stream.part == "top" else parts.configuration(stream, memory)
+        chosen = (templates if stream.part == "top" else parts).configuration(stream, memory)
         differences = model_differences(chosen, stream, memory)
     except (NoScheduleError, fit.NotAffineError, ConflictError) as error:
         proof = isinstance(error, NoScheduleError) and not isinstance(error, NotFoundError)

@@ -8,7 +8,7 @@ import pytest
 from helpers import extras
 from helpers.systems import Builder
 from tilewright.core.errors import ConfigError, SolverError
-from tilewright.pushmem import configuration_file, fit, inner, memories, recurrence, settings, solve
+from tilewright.pushmem import configuration_file, fit, memories, recurrence, settings, solve, templates
 from tilewright.pushmem.configure import design, query, words
 from tilewright.pushmem.configure.example import Example
 from tilewright.pushmem.configure.solve import Solver
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.mutation
 PUB = memories.member("pub")
 NAME = "line_buffer-2-8x8"
 STREAM = examples.stream(NAME, PUB.PARAMETERS)
-KNOWN = inner.configuration(STREAM, PUB)
+KNOWN = templates.configuration(STREAM, PUB)
 
 
 def changed():
