@@ -172,8 +172,7 @@ def solving(pairs):
 
 def sources(wildcards):
     """Input: the user's own files that a workload is made from."""
-    member, params = family(wildcards.m)
-    return member.sources(params)
+    return masks.sources(*family(wildcards.m))
 
 
 def stated(definitions, wildcard, sources=lambda wildcards: []):

@@ -747,7 +747,7 @@ def test_a_reordered_graph_is_no_model(tmp_path):
 def test_sources_are_the_users_files(photograph):
     def sources(name, overrides=None):
         module, params = masks.parse(name, overrides)
-        return module.sources(params)
+        return masks.sources(module, params)
 
     assert sources("vil-tiny-224-s1") == sources("regionvit-tiny-224-s1") == sources("dynamicvit-s-224") == []
     assert sources("dynamicvit-s-224", {"image": photograph, "weights": "w.pth"}) == [photograph, "w.pth"]

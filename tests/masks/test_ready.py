@@ -154,4 +154,4 @@ def test_wrong_sizes_are_named(name, message):
 def test_heads_are_parameters_that_the_pattern_does_not_state():
     graph = masks.build("swin-8-w4", {"heads": 3, "head_dim": 32})
     assert (graph.meta["heads"], graph.meta["head_dim"], graph.meta["grid"]) == (3, 32, [8, 8])
-    assert all(module.sources(None) == [] for module in (band, dilated, swin))
+    assert all(masks.sources(module, None) == [] for module in (band, dilated, swin))

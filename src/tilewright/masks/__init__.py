@@ -7,7 +7,7 @@ Contract of a member module:
         the name is not of this family.
     ``graph(params) -> Graph``: the exact pattern in the model's own token order, with ``meta`` holding ``family``,
         ``heads``, ``head_dim``, ``grid`` and ``bias``, and ``case`` where it is not what inference runs.
-    ``sources(params) -> list``: the user's files that the graph is made from.
+    ``sources(params) -> list``: the user's files that the graph is made from; may be left out where there are none.
     ``entered(params) -> list``: dotted names of the modules that make the graph and that the member enters by a name
         which `params` holds; may be left out where there are none.
     ``size(params) -> int``: at most how many numbers the graph holds, its tokens and the entries of its distinct rows;
@@ -82,13 +82,18 @@ def build(name: str, overrides: Any = None) -> "Graph":
     """
     module, params = parse(name, overrides)
     # How many numbers a file holds is not known before it is read.
-    needed = 0 if module.sources(params) else NUMBER_BYTES * module.size(params)
+    needed = 0 if sources(module, params) else NUMBER_BYTES * module.size(params)
     if needed > (memory := _memory_bytes()):
         raise PatternError(
             f"workload {name}: expected one that fits the memory, {memory / 1e9:.0f} GB, found {needed / 1e9:.3g} GB"
         )
     graph = module.graph(params)
     return replace(graph, meta={**graph.meta, "model": name, "params": msgspec.to_builtins(params)})
+
+
+def sources(module: ModuleType, params: Any) -> list[str]:
+    """The user's files that the graph of a family's `module` is made from."""
+    return module.sources(params) if hasattr(module, "sources") else []
 
 
 def _memory_bytes():

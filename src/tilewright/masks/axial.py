@@ -3,7 +3,6 @@
 Ho et al., "Axial Attention in Multidimensional Transformers", 2019 (arXiv 1912.12180), both axes in one layer.
 """
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +24,7 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(r"axial-(\d+)x(\d+)", name)
-    return {"height": int(match[1]), "width": int(match[2])} if match else None
+    return _ready.numbers(r"axial-(?P<height>\d+)x(?P<width>\d+)", name)
 
 
 def graph(params: Params) -> "Graph":
@@ -35,11 +33,6 @@ def graph(params: Params) -> "Graph":
     at = np.arange(h * w).reshape(h, w)
     rows = [np.unique(np.concatenate((at[y], at[:, x]))) for y in range(h) for x in range(w)]
     return _ready.build("axial", params, rows, at.ravel(), grid=(h, w), hint=at.ravel() // w)
-
-
-def sources(params: Params) -> list[str]:
-    """No file of the user's."""
-    return []
 
 
 def size(params: Params) -> int:

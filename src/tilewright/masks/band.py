@@ -3,7 +3,6 @@
 Beltagy et al., "Longformer", 2020 (arXiv 2004.05150), section 3.1. Of a window w a token i sees i - w/2 to i + w/2.
 """
 
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,7 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(r"band-(\d+)-w(\d+)-g(\d+)", name)
-    return dict(zip(("tokens", "window", "n_global"), map(int, match.groups()), strict=True)) if match else None
+    return _ready.numbers(r"band-(?P<tokens>\d+)-w(?P<window>\d+)-g(?P<n_global>\d+)", name)
 
 
 def graph(params: Params) -> "Graph":
@@ -49,11 +47,6 @@ def pattern(family: str, params: Params, gap: int = 1, hint: np.ndarray | None =
 
 def _seen(n, reach, gap, token):
     return np.arange(token - gap * min(reach, token // gap), min(n, token + gap * reach + 1), gap)
-
-
-def sources(params: Params) -> list[str]:
-    """No file of the user's."""
-    return []
 
 
 def size(params: Params) -> int:

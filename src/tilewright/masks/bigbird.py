@@ -3,7 +3,6 @@
 Zaheer et al., "Big Bird", NeurIPS 2020 (arXiv 2007.14062), the internal construction (ITC), in blocks as run.
 """
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,9 +43,8 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(r"bigbird-(\d+)-b(\d+)-w(\d+)-r(\d+)-g(\d+)", name)
-    names = "tokens", "block", "window", "n_random", "n_global"
-    return dict(zip(names, map(int, match.groups()), strict=True)) if match else None
+    parts = r"(?P<tokens>\d+)-b(?P<block>\d+)-w(?P<window>\d+)-r(?P<n_random>\d+)-g(?P<n_global>\d+)"
+    return _ready.numbers(f"bigbird-{parts}", name)
 
 
 def graph(params: Params) -> "Graph":
@@ -64,11 +62,6 @@ def graph(params: Params) -> "Graph":
     rows = [(row[:, None] * params.block + inside).ravel() for row in rows]
     own = np.arange(params.tokens) // params.block
     return _ready.build("bigbird", params, rows, row_id[own], hint=own)
-
-
-def sources(params: Params) -> list[str]:
-    """No file of the user's."""
-    return []
 
 
 def size(params: Params) -> int:

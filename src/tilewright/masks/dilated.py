@@ -4,7 +4,6 @@ Beltagy et al., "Longformer", 2020 (arXiv 2004.05150), figure 2c. Of a window w 
 all t from -w/2 to w/2.
 """
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 NAMING = "dilated-<tokens>-w<window>-d<gap>-g<globals>, e.g. dilated-4096-w64-d4-g1"
 
-sources, size = band.sources, band.size
+size = band.size
 
 
 class Params(band.Params, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,8 +26,7 @@ class Params(band.Params, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(r"dilated-(\d+)-w(\d+)-d(\d+)-g(\d+)", name)
-    return dict(zip(("tokens", "window", "gap", "n_global"), map(int, match.groups()), strict=True)) if match else None
+    return _ready.numbers(r"dilated-(?P<tokens>\d+)-w(?P<window>\d+)-d(?P<gap>\d+)-g(?P<n_global>\d+)", name)
 
 
 def graph(params: Params) -> "Graph":

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.masks import _ready, band
+from tilewright.masks import _ready
 
 if TYPE_CHECKING:
     from tilewright.graph import Graph
 
 NAMING = "mix-<tokens>-w<window>-k<kept>-r<random>-g<globals>, e.g. mix-4096-w64-k512-r48-g16"
-
-sources = band.sources
 
 
 class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True):

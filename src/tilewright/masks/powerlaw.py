@@ -12,14 +12,12 @@ import msgspec
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.masks import _ready, band
+from tilewright.masks import _ready
 
 if TYPE_CHECKING:
     from tilewright.graph import Graph
 
 NAMING = "powerlaw-<tokens>-d<degree>-e<exponent>, e.g. powerlaw-4096-d32-e2.5"
-
-sources = band.sources
 
 
 class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -220,11 +220,6 @@ def offset_index(dy: Any, dx: Any, window: int) -> Any:
     return (dy + window // 2) % width * width + (dx + window // 2) % width
 
 
-def sources(params: Params) -> list[str]:
-    """No file is read."""
-    return []
-
-
 def size(params: Params) -> int:
     """Tokens and entries of the distinct rows: of each region a row for its token and one for its locals."""
     regions, local = params.regions**2, params.side**2

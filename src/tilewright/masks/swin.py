@@ -97,11 +97,6 @@ def partition(grid: Any, window: int, shift: int) -> tuple[list[np.ndarray], np.
     return [np.flatnonzero(number == each) for each in range(len(first))], number
 
 
-def sources(params: Params) -> list[str]:
-    """No file of the user's."""
-    return []
-
-
 def size(params: Params) -> int:
     """Tokens, and each of them in one window."""
     return 2 * params.side**2

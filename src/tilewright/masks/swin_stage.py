@@ -104,11 +104,6 @@ def bias_index(params: Params, rows: np.ndarray, cols: np.ndarray) -> np.ndarray
     return np.where(number[rows] == number[cols], index, (2 * most + 1) ** 2)
 
 
-def sources(params: Params) -> list[str]:
-    """No file is read."""
-    return []
-
-
 def size(params: Params) -> int:
     """Tokens, and each of them in one window."""
     return 2 * params.grid[0] * params.grid[1]

@@ -224,11 +224,6 @@ def bias_index_at(
     return where(rows < g, of_global, where(cols < g, size + cols, local))
 
 
-def sources(params: Params) -> list[str]:
-    """No file is read."""
-    return []
-
-
 def size(params: Params) -> int:
     """Tokens and entries of the distinct rows: one for each pair of spans of coordinates, and one of the globals where
     the others do not see everything anyway."""

@@ -52,11 +52,6 @@ def graph(params: Params) -> "Graph":
     return _ready.build("window3d", params, rows, at.ravel(), grid=params.grid, hint=hint)
 
 
-def sources(params: Params) -> list[str]:
-    """No file of the user's."""
-    return []
-
-
 def size(params: Params) -> int:
     """Tokens, and the keys of each."""
     tokens, (a, b, c) = int(np.prod(params.grid)), (min(*pair) for pair in zip(params.grid, params.window, strict=True))

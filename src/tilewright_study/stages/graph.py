@@ -36,7 +36,7 @@ def run(model, output, stated, known=False):
     made_by = {
         "stage": "graph",
         "parameters": graph.meta["params"],
-        "inputs": {path: provenance.sha256_file(path) for path in module.sources(params)},
+        "inputs": {path: provenance.sha256_file(path) for path in masks.sources(module, params)},
         "code": provenance.code_digest(module.__name__, "tilewright.graph"),
         "versions": provenance.versions("numpy", "scikit-image", "pillow"),
     }
