@@ -155,7 +155,7 @@ def test_all_that_is_public_is_there_after_the_import_and_none_of_it_before():
 
 # Wings whose public functions and methods say the types of all that they take and give.
 TYPED = (
-    *("core", "graph", "milp", "reference", "devices", "masks", "attention", "packed", "torch_attention", "nn"),
+    *("core", "graph", "milp", "reference", "devices", "masks", "packed", "torch_attention", "nn", "integrations"),
     *("attention", "networks", "paths", "slices", "commands", "pushmem"),
 )
 
