@@ -99,7 +99,7 @@ def test_times_of_processors_stand_beside_the_arrays(tmp_path):
     name = "vil-tiny-224-s1"
     synthetic.write_csv(tmp_path / "a.csv", "push_attention", [synthetic.push_attention_row(name)])
     headline = {"device": "NVIDIA X", **_read.HEADLINE}
-    plans = ((900, {"device": "CPU"}), (10, headline), (5, headline | {"solver": _read.TUNED}))
+    plans = ((900, {"device": "CPU"}), (10, headline), (5, headline | {"solver": "descent"}))
     timed = [synthetic.row(name, "tilewright", us, **how) for us, how in plans]
     synthetic.write_csv(tmp_path / "b.csv", "attention", timed)
     found = attention_table.table([tmp_path / "a.csv", tmp_path / "b.csv"]).iloc[0]

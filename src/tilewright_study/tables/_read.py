@@ -45,8 +45,6 @@ ROWS = experiments.NAMES
 HEURISTICS = ("greedy", "descent")
 # What ends the name of one that solves it under the published objective.
 PUBLISHED = "-paper"
-# In place of a solver: the fastest of several schedules, as the device timed them.
-TUNED = "tuned"
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
 MOST_NOISE = 0.05
 # The policy of the headline, chosen before measuring: what `tilewright.plan` makes of these patterns by itself.
@@ -210,9 +208,9 @@ def bench(frame):
 
 
 def policy(solver):
-    """What a solver is called in comparisons: itself if it is none, a heuristic or ``tuned``, ``published`` for the
+    """What a solver is called in comparisons: itself if it is none or a heuristic, ``published`` for the
     published objective, else ``ilp``."""
-    if solver in ("", *HEURISTICS, TUNED):
+    if solver in ("", *HEURISTICS):
         return solver
     return "published" if solver.endswith(PUBLISHED) else "ilp"
 

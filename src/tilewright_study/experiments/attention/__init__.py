@@ -73,7 +73,6 @@ class Row(rows.Waited, frozen=True, kw_only=True):
     on CPUs. cold_us: with a cold cache; byte_floor_us: `ceilings.floor_bytes` at the bandwidth of a copy;
     floor_fraction: of p50_us; ceiling_fraction: executed_gflops over `ceilings.softmax_bound_gflops`. turns: how often
     it was measured, in turns with others: of several, rse is the standard error between them, else that within one.
-    chosen, tuned_s: of a tuned schedule, the tiles and the solver of the one that was taken, and the seconds it took.
     """
 
     kind: Literal["attention"] = "attention"
@@ -99,8 +98,6 @@ class Row(rows.Waited, frozen=True, kw_only=True):
     objective_us: Number = None
     bound_us: Number = None
     gap: Number = None
-    chosen: str = ""
-    tuned_s: Number = None
     items: Count = None
     launches: Count = None
     useful_gflops: Number = None

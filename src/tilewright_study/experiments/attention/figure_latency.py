@@ -28,7 +28,7 @@ def draw(inputs, family):
     """One column of two panels per workload of `family`, in order of resolution."""
     rows, paper = _read.frames(inputs, "attention", "paper_latency")
     rows = _read.bench(rows)
-    rows = _compared(rows[(rows["family"] == family) & ~rows["policy"].isin(("descent", "tuned"))])
+    rows = _compared(rows[(rows["family"] == family) & (rows["policy"] != "descent")])
     paper = _read.paper_speedups(paper)
     paper = paper[(paper["family"] == family) & paper["resolution"].isin(rows["resolution"])]
     columns = _read.labels(rows)

@@ -1,5 +1,5 @@
 """What integer programming gains, measured, for each workload and order: against the best fixed tile, local search and
-the plain greedy; and what tuning does against the best fixed tile."""
+the plain greedy."""
 
 from tilewright_study.experiments.attention import table_policy
 from tilewright_study.figures import _style
@@ -19,20 +19,15 @@ def draw(inputs):
     frame = table_policy.table(inputs)
     models = list(_read.labels(frame))
     orders = _style.sorted_orders(frame["reorder"])
-    pairs = [
-        (own, rival)
-        for own, rival in (*(("ilp", rival) for rival in table_policy.RIVALS), ("tuned", "fixed"))
-        if frame.loc[frame["policy"] == own, f"over_{rival}"].notna().any()
-    ]
-    drawn = _style.figure(2.6 + 3.1 * max(1, len(pairs)), 0.36 * len(models) + 2.9)
+    rivals = [rival for rival in table_policy.RIVALS if frame[f"over_{rival}"].notna().any()]
+    drawn = _style.figure(2.6 + 3.1 * max(1, len(rivals)), 0.36 * len(models) + 2.9)
     heights = [0.5, 0.36 * max(3, len(models))]
     boxes, panels = drawn.subplots(
-        2, max(1, len(pairs)), sharex="col", sharey="row", squeeze=False, height_ratios=heights
+        2, max(1, len(rivals)), sharex="col", sharey="row", squeeze=False, height_ratios=heights
     )
-    for box, axes, (own, rival) in zip(boxes, panels, pairs, strict=False):
-        mine = frame[frame["policy"] == own]
+    for box, axes, rival in zip(boxes, panels, rivals, strict=False):
         for place, order in enumerate(orders):
-            rows = mine[mine["reorder"] == order].dropna(subset=f"over_{rival}")
+            rows = frame[frame["reorder"] == order].dropna(subset=f"over_{rival}")
             rows = rows.assign(
                 y=[models.index(name) + (place - (len(orders) - 1) / 2) * 0.14 for name in rows["model"]]
             )
@@ -42,13 +37,12 @@ def draw(inputs):
             for tie, some in rows.groupby(rows[f"verdict_{rival}"] == "tie"):
                 face = "white" if tie else colour
                 axes.plot(some[f"over_{rival}"], some["y"], "o", markersize=4.5, color=colour, markerfacecolor=face)
-        over = mine[f"over_{rival}"].dropna()
-        shares = mine.loc[over.index, f"verdict_{rival}"].value_counts()
+        over = frame[f"over_{rival}"].dropna()
+        shares = frame.loc[over.index, f"verdict_{rival}"].value_counts()
         said = "{} faster, {} ties, {} slower".format(*(shares.get(v, 0) for v in ("faster", "tie", "slower")))
-        axes.set(xscale="log", xlabel=f"its time / the {table_policy.POLICIES[own]}'s")
+        axes.set(xscale="log", xlabel="its time / the ILP's")
         _style.boxes(box, x=over, color=_style.tint(_style.ORDER_COLOURS["window"], 0.35), width=0.6)
-        beside = "" if own == "ilp" else f" / {table_policy.POLICIES[own]}"
-        box.set_title(f"{table_policy.RIVALS[rival]}{beside}\nmedian {over.median():.3f}×; {said}", fontsize=9)
+        box.set_title(f"{table_policy.RIVALS[rival]}\nmedian {over.median():.3f}×; {said}", fontsize=9)
         box.grid(axis="y", visible=False)
         box.tick_params(axis="x", length=0, labelbottom=False)
         box.spines["bottom"].set_visible(False)
@@ -72,7 +66,7 @@ def draw(inputs):
     _style.notes(
         drawn,
         [
-            "Right of 1 the ILP's schedule, or the tuned one, is faster, left of it slower. Boxes: quartiles of all "
+            "Right of 1 the ILP's schedule is faster, left of it slower. Boxes: quartiles of all "
             "cases, whiskers from 10 to 90 %. Lines: two standard errors. Hollow: a tie, within them. "
             f"The best fixed tile is the least of several measurements, noise included.{theirs}"
         ],

@@ -1,5 +1,5 @@
-"""What integer programming gains, measured, and what tuning does: the time of the best fixed tile, of local search and
-of the plain greedy over that of the ILP's schedule and of the tuned one, per workload and order.
+"""What integer programming gains, measured: the time of the best fixed tile, of local search and of the plain greedy
+over that of the ILP's schedule, per workload and order.
 
 The measured gain of integer programming for each workload and order, tokens in plan order: the time of a rival's
 schedule over that of the ILP's. The rivals are the best schedule of one fixed tile, local search over the same tiles
@@ -10,8 +10,6 @@ measurements, noise included, which favours it.
 
 from tilewright_study.tables import _read, _select
 
-# What is compared with its rivals: the schedules of an ILP, and the fastest of several as the device timed them.
-POLICIES = {"ilp": "ILP", "tuned": "tuned"}
 # Rivals, and their names.
 RIVALS = {
     "fixed": "the best fixed tile",
@@ -27,8 +25,6 @@ SHOWN = {
     "tiles": ("tiles", ""),
     "solver": ("solver", ""),
     "us": ("p50 (µs)", ",.1f"),
-    "chosen": ("chosen", ""),
-    "tuned_s": ("tuned in (s)", ".1f"),
     "left": ("left to gain, predicted, at most", ".2%"),
     "fixed": ("best fixed tile", ""),
     "fixed_us": ("its p50 (µs)", ",.1f"),
@@ -58,10 +54,7 @@ def needs(config):
 
 
 def table(inputs):
-    """One row per workload, order, set of tiles and solver of an ILP, and one of the tuned schedule (``policy``, one of
-    `POLICIES`), tokens being in plan order.
-
-    ``chosen`` is what the tuned one is of those that were tried, and ``tuned_s`` how many seconds that took.
+    """One row per workload, order, set of tiles and solver of an ILP, tokens being in plan order.
 
     ``left`` is the share of the prediction that no choice of the program's options can gain more than.
     ``over_<rival>`` is above 1 where the schedule is faster than the rival, ``noise_<rival>`` two standard errors of
@@ -73,10 +66,8 @@ def table(inputs):
     # ASSUME: a set of one tile bears the tile's name, as in all configurations of this project.
     one = rows["tiles"].str.fullmatch(r"\d+x\d+")
     values = ["p50_us", "rse", "predicted_us"]
-    columns = [*_KEY, "tiles", "solver", "policy", *values, "gap", "chosen", "tuned_s"]
-    frame = rows.loc[~one & rows["policy"].isin(list(POLICIES)), columns]
-    # A tuned schedule's bound is of the tiles that it may choose from alone.
-    frame.loc[frame["policy"] == _read.TUNED, "gap"] = float("nan")
+    columns = [*_KEY, "tiles", "solver", *values, "gap"]
+    frame = rows.loc[~one & (rows["policy"] == "ilp"), columns]
     renamed = {"p50_us": "us", "predicted_us": "predicted_us_ilp", "gap": "left"}
     frame = frame.rename(columns=renamed).reset_index(drop=True)
     for rival in RIVALS:

@@ -1,16 +1,13 @@
-"""What integer programming and tuning gain, measured, in sum: median, worst and best over all workloads and orders, and
+"""What integer programming gains, measured, in sum: median, worst and best over all workloads and orders, and
 how often they win and lose beyond noise.
 
 What integer programming gains, measured, over all workloads and orders of the run: the median, the worst and the best
 gain, 1 - ILP / rival, and the shares of cases in which it is faster, as fast within two standard errors, and slower.
 """
 
-import itertools
-
 from tilewright_study.experiments.attention import table_policy
 
 SHOWN = {
-    "policy": ("policy", ""),
     "rival": ("against", ""),
     "cases": ("cases", ".0f"),
     "median": ("median gain", "+.1%"),
@@ -28,22 +25,20 @@ def needs(config):
 
 
 def table(inputs):
-    """One row per policy and rival that were run.
+    """One row per rival that was run.
 
-    A gain is ``1 - policy / rival`` of measured p50; noise is two standard errors of the two.
+    A gain is ``1 - ILP / rival`` of measured p50; noise is two standard errors of the two.
     """
     import pandas as pd
 
     frame = table_policy.table(inputs)
     rows = []
-    for (own, policy_name), (rival, name) in itertools.product(
-        table_policy.POLICIES.items(), table_policy.RIVALS.items()
-    ):
-        cases = frame[frame["policy"] == own].dropna(subset=f"over_{rival}")
+    for rival, name in table_policy.RIVALS.items():
+        cases = frame.dropna(subset=f"over_{rival}")
         if cases.empty:
             continue
         gain = 1 - 1 / cases[f"over_{rival}"]
         shares = {verdict: (cases[f"verdict_{rival}"] == verdict).mean() for verdict in ("faster", "tie", "slower")}
         extremes = {"median": gain.median(), "worst": gain.min(), "best": gain.max()}
-        rows.append({"policy": policy_name, "rival": name, "cases": len(cases), **extremes, **shares})
+        rows.append({"rival": name, "cases": len(cases), **extremes, **shares})
     return pd.DataFrame(rows, columns=list(SHOWN))

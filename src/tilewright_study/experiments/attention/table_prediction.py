@@ -25,12 +25,8 @@ def needs(config):
 
 
 def table(inputs):
-    """One row per schedule timed with its tokens in plan order: the prediction is of that run, without permutations.
-
-    A tuned schedule is one of the others.
-    """
+    """One row per schedule timed with its tokens in plan order: the prediction is of that run, without permutations."""
     (rows,) = _read.frames(inputs, "attention")
-    rows = rows[rows["solver"] != _read.TUNED]
     rows = _read.plans(_read.bench(rows)).dropna(subset=["p50_us", "predicted_us"]).reset_index(drop=True)
     columns = [
         "family",
