@@ -131,6 +131,9 @@ def modules(row, device):
     package = attentions if row["attention"] in attentions.NAMES else batching
     # The first of a package is the oracle.
     entered = [f"{package.__name__}.{name}" for name in (package.NAMES[0], row["attention"])]
+    if package is attentions:
+        # What a network is made with before it is given another.
+        entered.append(f"{package.__name__}.native")
     if "pruner" in options:
         entered.append(f"tilewright.packed.pruners.{options['pruner']}")
     if package is batching:
