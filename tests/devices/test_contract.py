@@ -273,7 +273,8 @@ def test_the_stages_take_a_new_target(abacus, dense, tmp_path):
             files[what].append(tmp_path / f"{name}.{suffix}")
         blocks.save(files["blocks"][-1], cover)
         profile.save(files["profile"][-1], measure(cover, device=abacus, split_keys=32))
-    options = {"solver": "highs", "objective": "sum", "time_limit": 5.0, "gap": 1e-4, "seed": 0, "threads": 1}
-    schedule_stage.run(**files, **options, rounds=1, max_tile_kinds=2, output=tmp_path / "out.json")
+    options = {"solver": ["highs"], "tiles": None, "objective": "sum", "time_limit": 5.0, "gap": 1e-4, "seed": 0}
+    options |= {"threads": 1, "rounds": 1, "max_tile_kinds": 2, "output": [tmp_path / "out.json"]}
+    schedule_stage.run(**files, **options)
     found = schedule.load(tmp_path / "out.json")
     assert found.device_id == devices.device_id(devices.describe(abacus)) and found.predicted_us > 0
