@@ -11,16 +11,25 @@ tilewright doctor
 import argparse
 import logging
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from tilewright import commands
 from tilewright.core.errors import TilewrightError
+from tilewright.core.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for bad input, which is one line on standard error."""
-    parser = argparse.ArgumentParser(prog="tilewright", description="Scheduled sparse attention")
-    known = parser.add_subparsers(dest="command", required=True)
+    examples = (__doc__ or "").partition("\n\n")[2]
+    parser = argparse.ArgumentParser(
+        prog="tilewright",
+        description="Plan sparse attention, look at plans, time them, and check the installation.",
+        epilog=f"examples:\n{textwrap.indent(examples, '  ')}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"tilewright {__version__}")
+    known = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name in commands.NAMES:
         module = commands.member(name)
         said = (module.__doc__ or "").partition("\n\n")[0]

@@ -370,6 +370,11 @@ def _one_slice(dense):
     return slices[0]
 
 
+def added_to_scores(value: float) -> str:
+    """What to do with a mask that holds `value`, where it looks like one that is added to scores."""
+    return "; give `mask == 0` for a mask that is added to scores" if value == -np.inf else ""
+
+
 def _check_binary(values):
     if values.dtype == bool:
         return
@@ -379,7 +384,8 @@ def _check_binary(values):
         raise PatternError("expected a boolean or 0/1 pattern, found NaN")
     wrong = values[(values != 0) & (values != 1)]
     if wrong.size:
-        raise PatternError(f"expected a boolean or 0/1 pattern, found the value {wrong.flat[0]}")
+        found = wrong.flat[0]
+        raise PatternError(f"expected a boolean or 0/1 pattern, found the value {found}{added_to_scores(found)}")
 
 
 def save(path: str | Path, graph: Graph, made_by: dict[str, Any] | None = None) -> None:
@@ -468,7 +474,10 @@ def read_mask(path: str | Path, **keywords: Any) -> Graph:
 
     path = Path(path)
     if not path.is_file():
-        raise ArtifactError(f"{path}: no such file; expected a mask in .npz (scipy CSR), .npy (dense) or .pt form")
+        raise ArtifactError(
+            f"{path}: no such file; expected a mask in .npz (scipy CSR), .npy (dense) or .pt form. For a pattern by "
+            "name call tilewright.nn.patterns.graph(name, grid, special tokens)"
+        )
     try:
         if path.suffix == ".npy":
             return from_pattern(np.load(path, allow_pickle=False), **keywords)

@@ -403,7 +403,7 @@ def test_without_a_cost_model_auto_says_that_it_compared_work():
     mask = abs(np.arange(64)[:, None] - np.arange(64)) <= 3
     planned = make(mask, tiles=("16x1",), solver="greedy")
     among = planned.reorder["among"]
-    assert planned.reorder["by"] == "work" and "by gathered work: none " in planned.summary()
+    assert planned.reorder["by"] == "work" and "by the work of the best tile: none " in planned.summary()
     assert all(f"{name} {cost:.4f} of dense" in planned.summary() for name, cost in among.items())
 
 

@@ -321,7 +321,11 @@ BAD = {
     "no image": (random_masks(H), {"images": 0}, "images: expected an integer, at least 1, found 0"),
     "number of images": (lambda b, h, q, k: q >= k + b, {"shape": (9, 9)}, "say of how many it is, by images="),
     "values": (2 * random_masks(H).int(), {}, "expected a boolean or 0/1 pattern, found the value 2"),
-    "not a number": (random_masks(H).float().log(), {}, "expected a boolean or 0/1 pattern, found the value -inf"),
+    "not a number": (
+        random_masks(H).float().log(),
+        {},
+        "found the value -inf; give `mask == 0` for",
+    ),
     "empty": (torch.stack([*random_masks(2), torch.zeros(N_Q, N_K, dtype=torch.bool)]), {}, "has no entry"),
     "no rows": (torch.zeros(H, 0, 5, dtype=torch.bool), {}, r"found shape \(3, 0, 5\)"),
     "heads of a block mask": (

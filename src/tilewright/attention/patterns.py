@@ -204,7 +204,7 @@ def _boolean(mask):
     if wrong.any():
         value = mask[wrong][0].item()
         found = "NaN" if value != value else f"the value {value}"
-        raise PatternError(f"expected a boolean or 0/1 pattern, found {found}")
+        raise PatternError(f"expected a boolean or 0/1 pattern, found {found}{graph.added_to_scores(value)}")
     return mask != 0
 
 

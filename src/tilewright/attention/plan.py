@@ -532,6 +532,12 @@ class Plan:
             self.units.check(q.shape[0])
         return qkv.empty(q, self.shape[0])
 
+    def __repr__(self) -> str:
+        """The pattern, the tensors and the tiles, in a line."""
+        size = f"{_patterns(self.units)}{self.shape[0]} × {self.shape[1]} tokens"
+        of = f"{self.heads} heads × {self.head_dim}, {str(self.dtype).removeprefix('torch.')} on {self.device}"
+        return f"<Plan of {size}, {of}, tiles {', '.join(self.blocks)}>"
+
     def summary(self) -> str:
         """A few lines for people: the pattern, the order, the tiles, the schedule and its proof."""
         s, g = self.schedule, self.graph
@@ -543,11 +549,10 @@ class Plan:
                 f"density {g.density:.4f}",
                 f"attention  {self.heads} heads × {self.head_dim}, {str(self.dtype).removeprefix('torch.')}"
                 + (", with bias" if self.bias is not None else ""),
-                f"order      {self.reorder['order']}, gathered work {self.reorder['work_fraction']:.4f} of dense"
-                + _reasons(self.reorder),
+                f"order      {self.reorder['order']}{_reasons(self.reorder)}",
                 f"work       {len(s.tile)} items: {tiles}",
                 f"schedule   {s.solver}, {s.status}, bound {s.bound_us:.1f} µs, gap {100 * s.gap:.2f} %",
-                f"left       at most {100 * s.left:.2f} % to gain by other tiles",
+                f"           other tiles would gain at most {100 * s.left:.2f} % in prediction",
                 f"predicted  {s.predicted_us:.1f} µs on {s.lanes} lanes",
             ]
         )
@@ -845,12 +850,12 @@ def _reasons(info):
     grid = f", grid {' × '.join(map(str, sides))}" if sides else ""
     others = [name for name in (*among, *left_out) if name != info["order"]]
     if not others:
-        return grid
+        return f"{grid}, gathered work {info['work_fraction']:.1%} of dense"
     # What a file says of its order is not checked.
-    unit = {"work": "{:.4f} of dense", "predicted_us": "{:.1f} µs"}.get(info.get("by"))
+    unit = {"work": "{:.1%}", "predicted_us": "{:.1f} µs"}.get(info.get("by"))
     numbers = ", ".join(f"{name} {unit.format(value)}" for name, value in among.items()) if unit else ""
-    by = {"work": " by gathered work: ", "predicted_us": " by predicted time: "}.get(info.get("by"), "")
-    far = ", ".join(f"{name} {value:.4f} of dense" for name, value in left_out.items())
+    by = {"work": " by the work of the best tile: ", "predicted_us": " by predicted time: "}.get(info.get("by"), "")
+    far = ", ".join(f"{name} {value:.1%}" for name, value in left_out.items())
     return f"{grid}, chosen over {', '.join(others)}{by}{numbers}" + (f", far from {far}" if far else "")
 
 

@@ -164,7 +164,7 @@ def _name(kind, role):
 
 def _known(kind):
     if kind not in NAMES:
-        raise DeviceError(f"no device of kind {kind!r} can be profiled or run on here; known: {', '.join(NAMES)}")
+        raise DeviceError(f"device: expected one of {', '.join(NAMES)}, found {kind!r}")
     return kind
 
 
