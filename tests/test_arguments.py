@@ -383,7 +383,7 @@ TAKING_PATHS = {
 # Behind the registered operator, or of what others of the interface have made.
 INNER = {
     *("Plan.run", "Plan.gradients", "Plan.like_result", "Plan.check_backward"),
-    *("models.bias_index", "slices.Layout", "slices.SliceLists"),
+    *("models.bias_index", "models.sources", "slices.Layout", "slices.SliceLists"),
 }
 
 

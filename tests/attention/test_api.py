@@ -353,7 +353,7 @@ def test_auto_does_not_predict_an_order_without_locality(monkeypatch, tmp_path):
     assert list(planned.reorder["left_out"]) == ["none"] and len(model.asked) == 1
     far = planned.reorder["left_out"]["none"]
     assert f"chosen over none by predicted time: ic {planned.reorder['among']['ic']:.1f} µs" in planned.summary()
-    assert f"far from none {far:.4f} of dense" in planned.summary()
+    assert f"far from none {far:.1%}" in planned.summary()
     planned.save(tmp_path / "p.plan")
     assert tw.load(tmp_path / "p.plan").summary() == planned.summary()
 
@@ -404,7 +404,7 @@ def test_without_a_cost_model_auto_says_that_it_compared_work():
     planned = make(mask, tiles=("16x1",), solver="greedy")
     among = planned.reorder["among"]
     assert planned.reorder["by"] == "work" and "by the work of the best tile: none " in planned.summary()
-    assert all(f"{name} {cost:.4f} of dense" in planned.summary() for name, cost in among.items())
+    assert all(f"{name} {cost:.1%}" in planned.summary() for name, cost in among.items())
 
 
 def test_bias_dense_and_by_table_agree(dense):

@@ -136,7 +136,7 @@ class Saved:
         (["window-5", "--grid", "6x6", "--heads", "2"], "--head-dim: expected a positive number"),
         (["window-5", "--grid", "6x6", *SMALL[:4], "--solver", "magic"], "unknown solver 'magic'"),
         (["window-5", "--grid", "6x6", *SMALL, "--tiles", "7y7"], "7y7"),
-        (["window-5", "--grid", "6x6", *SMALL, "--device", "tpu"], "device: expected one of cpu, cuda, found 'tpu'"),
+        (["window-5", "--grid", "6x6", *SMALL, "--device", "tpu"], "found 'tpu'; known: cpu, cuda"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )

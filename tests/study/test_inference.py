@@ -212,7 +212,7 @@ VIL = "--model vil-tiny-64 --image coffee"
         ("--model vil-tiny-64 --image tea", "unknown photograph .* 'tea'; known: astronaut"),
         (f"{VIL} --attention magic", "unknown attention 'magic'"),
         (f"{VIL} --checkpoint none.pth", "none.pth: no such file"),
-        (f"{VIL} --device tpu", "device: expected one of cpu, cuda, found 'tpu'"),
+        (f"{VIL} --device tpu", "found 'tpu'; known: cpu, cuda"),
         (f"{VIL} --output x.gif", "x.gif: expected a name ending in .svg, .png, .pdf"),
         (f"{VIL} --token 1,2", "--token: expected --output"),
         (f"{VIL} --token 1 --output x.png", "--token 1: expected y,x, two whole numbers"),

@@ -100,7 +100,7 @@ def test_without_a_fault_a_schedule_passes(ordered, executor, dtype):
     assert statuses(ordered, executor, dtype) == ["ok", "ok"]
 
 
-COLUMNS = ("tile", "length", "round", "block", "run_lo", "run_hi", "shape", "split", "lane", "start_us")
+COLUMNS = ("tile", "round", "block", "run_lo", "run_hi", "shape", "split", "lane", "start_us")
 
 
 def taken(plan, items):

@@ -431,7 +431,7 @@ NATIVE = "attention={native: [1]}"
         (SMALL, "atention={native: [1]}", "", "unknown field `atention`"),
         ("vil-tiny-8", NATIVE, "", "leaves no token at stage 3"),
         (SMALL, NATIVE, "--dtype float64", "unknown dtype 'float64'; known: float32, float16, bfloat16"),
-        (SMALL, NATIVE, "--device tpu", "device: expected one of cpu, cuda, found 'tpu'"),
+        (SMALL, NATIVE, "--device tpu", "found 'tpu'; known: cpu, cuda"),
     ],
 )
 def test_wrong_arguments_are_refused_and_write_nothing(tmp_path, case, chosen, more, message):

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.files import run_script
 from tilewright import graph, masks
-from tilewright.masks import _published
+from tilewright_study.stages import graph as graph_stage
 
 ROOT = Path(__file__).parents[2]
 # The artifact's README (github.com/KLab-AI3/ipdps-26_vit, commit 2f3a54be).
@@ -78,13 +78,17 @@ def test_a_folder_without_rows_is_refused(tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("error: results/logs: expected the rows of a run")
 
 
-@pytest.mark.parametrize("name", _published.MODELS)
+@pytest.mark.parametrize("name", graph_stage.PUBLISHED)
 def test_a_published_model_name_is_a_workload(name, tmp_path):
     done = run(f"python workflow/scripts/gen_adj.py --model {name} --output A.npz", tmp_path)
     assert done.returncode == 0, done.stderr
     made = graph.load(tmp_path / "A.npz")
-    expected = masks.build(_published.MODELS[name])
-    assert (made.meta["model"], made.shape, made.entries) == (_published.MODELS[name], expected.shape, expected.entries)
+    expected = masks.build(graph_stage.PUBLISHED[name])
+    assert (made.meta["model"], made.shape, made.entries) == (
+        graph_stage.PUBLISHED[name],
+        expected.shape,
+        expected.entries,
+    )
 
 
 def test_an_unknown_model_name_is_refused_in_one_line(tmp_path):

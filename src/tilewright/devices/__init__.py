@@ -164,7 +164,7 @@ def _name(kind, role):
 
 def _known(kind):
     if kind not in NAMES:
-        raise DeviceError(f"device: expected one of {', '.join(NAMES)}, found {kind!r}")
+        raise DeviceError(f"device: expected a known kind, found {kind!r}; known: {', '.join(NAMES)}")
     return kind
 
 

@@ -31,10 +31,10 @@ def check(
             raise PatternError(f"{name}: expected a strided tensor, found a nested one")
         if x.ndim != 4 or tuple(x.shape) != (q.shape[0], heads, n, head_dim):
             batch = "B" if x is q or q.ndim != 4 else q.shape[0]
-            wanted = f"[{batch}, {heads}, {n}, {head_dim}], which is [batch, heads, tokens, head_dim]"
+            wanted = f"({batch}, {heads}, {n}, {head_dim}), which is (batch, heads, tokens, head_dim)"
             swapped = x.ndim == 4 and tuple(x.shape[1:]) == (n, heads, head_dim)
             hint = "; transpose its dimensions 1 and 2" if swapped else ""
-            raise PatternError(f"{name}: expected shape {wanted}, found {list(x.shape)}{hint}")
+            raise PatternError(f"{name}: expected shape {wanted}, found {tuple(x.shape)}{hint}")
         if x.dtype != dtype:
             raise PatternError(f"{name}: expected dtype {dtype} as planned, found {x.dtype}")
         if x.layout != torch.strided:
