@@ -334,7 +334,7 @@ def small():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda q, k, v: (q[:, :, 1:], k, v), r"q: expected shape \('B', 2, 40, 16\), found \(1, 2, 39, 16\)"),
+        (lambda q, k, v: (q[:, :, 1:], k, v), r"q: expected shape \(B, 2, 40, 16\), .*found \(1, 2, 39, 16\)"),
         (lambda q, k, v: (q, k[:, :1], v), "k: expected shape"),
         (lambda q, k, v: (q, k, v[..., :8]), "v: expected shape"),
         (lambda q, k, v: (q, k, v.repeat(2, 1, 1, 1)), "v: expected shape"),
