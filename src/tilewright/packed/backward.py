@@ -8,6 +8,7 @@ name.
 from collections.abc import Callable
 
 import torch
+from torch import library
 
 from tilewright.core import transforms
 from tilewright.core.errors import PatternError
@@ -16,7 +17,7 @@ from tilewright.packed.lists import PackedOffsets
 _OPS = torch.ops.tilewright
 
 
-def register(lib: torch.library.Library, differentiates: Callable) -> None:
+def register(lib: library.Library, differentiates: Callable) -> None:
     """Give the operators of library `lib` their gradients, on devices that ``differentiates(device)`` is true of."""
 
     def saving(save):

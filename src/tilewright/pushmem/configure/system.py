@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from tilewright.core.errors import ConfigError
 
-LEAVES = ("input", "parameter", "state", "const")
-
 
 @dataclass(frozen=True)
 class Node:
