@@ -1,24 +1,16 @@
 """What long stages tell: lines in a log, a bar on a terminal, and never a word too many."""
 
-import io
 import sys
 
 import pytest
 
+from helpers.terminal import Terminal, clock_of
 from tilewright.core import progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that moves when told to."""
-    now = [0.0]
-    monkeypatch.setattr(progress, "perf_counter", lambda: now[0])
-    return now
+    return clock_of(monkeypatch, progress)
 
 
 def test_a_log_gets_a_line_now_and_then(clock, capsys):

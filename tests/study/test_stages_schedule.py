@@ -1,6 +1,5 @@
 """Stage T4 on files, and its command line."""
 
-import io
 import json
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from helpers.factories import random_inputs
 from helpers.files import run_script
+from helpers.terminal import Terminal, clock_of
 from tilewright import devices
 from tilewright.attention import blocks as blocks_file
 from tilewright.attention import profile as profile_file
@@ -140,17 +140,9 @@ def test_the_command_line(files):
     assert "Traceback" not in wrong.stderr and not (folder / "no.json").exists()
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that moves when told to."""
-    now = [0.0]
-    monkeypatch.setattr(schedule_stage, "perf_counter", lambda: now[0])
-    return now
+    return clock_of(monkeypatch, schedule_stage)
 
 
 def test_the_lines_of_a_solver_reach_a_log_with_its_limit(capsys):
