@@ -29,7 +29,7 @@ logging.getLogger("mkdocs.plugins.griffe").addFilter(lambda record: "torch._C." 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Enter the pages of `FOLDERS` into the last tab."""
-    builders = config.nav[-1]["Builders"]
+    builders = config.nav[-1]["For builders"]
     for title, folder in FOLDERS.items():
         builders.append({title: [f"{folder}/{path.name}" for path in sorted((ROOT / "docs" / folder).glob("*.md"))]})
     return config
