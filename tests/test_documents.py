@@ -58,12 +58,19 @@ def test_every_file_of_the_checkout_that_is_named_exists(path):
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_every_noun_of_the_glossary_is_defined_where_it_says():
-    glossary = text("docs/architecture.md").partition("## Glossary")[2]
-    places = re.findall(r"`([^`]+)` \|$", glossary, re.MULTILINE)
-    assert len(places) > 30
-    roots = (ROOT, ROOT / "src", ROOT / "src/tilewright")
-    assert [place for place in places if not any((root / place).exists() for root in roots)] == []
+def test_every_noun_of_the_code_is_in_the_module_that_is_said_to_define_it():
+    nouns = text("CONTRIBUTING.md").partition("## Nouns")[2].partition("## Words")[0]
+    rows = re.findall(r"^\| (.+) \| `([^`]+)` \|$", nouns, re.MULTILINE)
+    assert len(rows) > 15
+    for named, place in rows:
+        (path,) = (root / place for root in (ROOT / "src", ROOT / "src/tilewright") if (root / place).exists())
+        module = path.read_text().lower()
+        assert [noun for noun in named.split(", ") if noun.split(" of ")[0] not in module] == []
+
+
+def test_the_glossary_has_at_most_twenty_five_nouns_in_alphabetical_order():
+    nouns = re.findall(r"^## (.+)$", text("docs/glossary.md"), re.MULTILINE)
+    assert 0 < len(nouns) <= 25 and nouns == sorted(nouns)
 
 
 def test_the_readme_is_one_page_and_shows_code_early():
@@ -127,8 +134,8 @@ def test_the_speedups_of_blocks_are_those_of_the_recorded_rows():
 
 
 def test_the_documents_name_every_figure_and_experiment():
-    running, configuration = (ROOT / "docs/running.md").read_text(), (ROOT / "config/README.md").read_text()
-    assert [name for name in figures.NAMES if f"`{name}`" not in running] == []
+    outputs, configuration = (ROOT / "docs/outputs.md").read_text(), (ROOT / "config/README.md").read_text()
+    assert [name for name in figures.NAMES if f"`{name}`" not in outputs] == []
     assert [name for name in experiments.NAMES if f"`{name}`" not in configuration] == []
 
 

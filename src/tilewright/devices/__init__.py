@@ -49,7 +49,7 @@ NAMES = ("cpu", "cuda")
 @dataclass(frozen=True)
 class Limits:
     """The limits that a schedule must respect; symbols are those of the published constraints C2 to C6, of which C4 and
-    C6 are others here (docs/paper.md).
+    C6 are others here (docs/differences.md).
 
     lanes: work items that run side by side (C4, load).
     per_block: most of each named resource that one item may take (C2), e.g. ``{"working_set_bytes": 1 << 20}``.
