@@ -31,5 +31,5 @@ def table(rows: Sequence[dict[str, str]]) -> list[str]:
 
 
 def settle_threads() -> None:
-    """Before torch is loaded: its idle threads are to leave the cores to plans, see docs/api.md, "On a CPU"."""
+    """Before torch is loaded: its idle threads leave the cores to plans (docs/api.md, "Threads and processes")."""
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
