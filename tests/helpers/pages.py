@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -20,7 +21,8 @@ from helpers.files import run_script
 
 ROOT = Path(__file__).parents[2]
 SHELL = ("bash", "")
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Also of an item of a list.
+_FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
@@ -34,13 +36,16 @@ class Block(NamedTuple):
 def blocks(path):
     """The `Block`s of a page."""
     text = (ROOT / path).read_text()
-    return [Block(*match.groups(), text[: match.start(2)].count("\n") + 1) for match in _FENCE.finditer(text)]
+    found = _FENCE.finditer(text)
+    return [Block(each[1], textwrap.dedent(each[2]), text[: each.start(2)].count("\n") + 1) for each in found]
 
 
 def commands(block):
-    """Command lines of a block of the shell, without comments."""
+    """Command lines of a block of the shell, without comments and variables."""
     joined = block.text.replace("\\\n", " ")
-    return [line for line in (re.sub(r"(^| )#.*", "", each).strip() for each in joined.splitlines()) if line]
+    return [
+        line for line in (re.sub(r"(^| )#.*|^[A-Z_]+=\S+ ", "", each).strip() for each in joined.splitlines()) if line
+    ]
 
 
 class Python(code.InteractiveConsole):
