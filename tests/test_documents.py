@@ -20,6 +20,15 @@ DOCUMENTS = sorted(
     for path in ROOT.glob(pattern)
 )
 README = (ROOT / "README.md").read_text()
+NOUNS = re.findall(r"^## (.+)$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+# Pages for users. The reference is made from docstrings, and the rows are of tables.
+USERS = [
+    path
+    for path in DOCUMENTS
+    if str(path.parent) in (".", "config", "docs", "docs/tutorials")
+    and path.name
+    not in ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "glossary.md", "reference.md", "rows.md")
+]
 # Of the checkout; others in backticks are made by a run, or stand in the published artifact.
 TRACKED = ("docs", "tests", "workflow/scripts", "config", "profiles", "containers", "benchmarks", "envs", "rules")
 
@@ -69,8 +78,30 @@ def test_every_noun_of_the_code_is_in_the_module_that_is_said_to_define_it():
 
 
 def test_the_glossary_has_at_most_twenty_five_nouns_in_alphabetical_order():
-    nouns = re.findall(r"^## (.+)$", text("docs/glossary.md"), re.MULTILINE)
-    assert 0 < len(nouns) <= 25 and nouns == sorted(nouns)
+    assert 0 < len(NOUNS) <= 25 and sorted(NOUNS) == NOUNS
+
+
+def sentences(path):
+    """A page without code, tables, headings, comments and pictures."""
+    whole = re.sub(r"^ *```.*?^ *```$", "", (ROOT / path).read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^ *[|#].*$|`[^`\n]*`|<!--.*?-->|!\[[^\]]*\]\([^)]*\)", "", whole, flags=re.MULTILINE)
+
+
+def unlinked(page):
+    """Nouns of the glossary whose first use in the sentences of a page is in no link."""
+    links = [link.span() for link in re.finditer(r"\[[^\]]*\]\([^)]*\)", page)]
+    # As long as before, so that places are the same.
+    words = re.sub(r"\]\([^)]*\)", lambda target: "]" + " " * (len(target[0]) - 1), page)
+    for noun in NOUNS:
+        stem = noun.lower().removesuffix("s")
+        first = re.search(rf"\b({stem[:-1]}ies|{stem}(s|es)?)\b", words, re.IGNORECASE)
+        if first and not any(start < first.start() < end for start, end in links):
+            yield noun
+
+
+@pytest.mark.parametrize("path", USERS, ids=str)
+def test_nouns_of_the_glossary_are_linked_where_a_page_first_has_them(path):
+    assert list(unlinked(sentences(path))) == []
 
 
 def test_the_readme_is_one_page_and_shows_code_early():
