@@ -66,7 +66,10 @@ def test_commands_are_taken(path, tmp_path):
 
 
 # Smaller sizes of a tutorial, by what stands on its page. Of its output the first word of each line is then compared.
-SMALL = {"docs/tutorials/mask.md": [("side = 48", "side = 24"), ("--without flex", "--without flex --seconds 0.02")]}
+SMALL = {
+    "docs/tutorials/mask.md": [("side = 48", "side = 24"), ("--without flex", "--without flex --seconds 0.02")],
+    "docs/tutorials/timm.md": [("896", "140"), (", pretrained", ", depth=2, pretrained")],
+}
 
 
 def printed(text, path):
