@@ -153,6 +153,27 @@ def test_all_that_is_public_is_there_after_the_import_and_none_of_it_before():
     ], done.stderr
 
 
+PLANNED = """
+import sys
+import torch
+import tilewright as tw
+
+near = (torch.arange(64)[:, None] - torch.arange(64)).abs() <= 8
+q, k, v = torch.randn(3, 1, 2, 64, 8)
+tw.plan(near, heads=2, head_dim=8)(q, k, v)
+tw.nn.SparseAttention(16, 2, "window-3-g0", (8, 8))(torch.randn(1, 64, 16))
+net = tw.networks.create("vision_longformer", variant="tiny", image_size=224, attention="tilewright")
+net(torch.randn(1, 3, 224, 224))
+assert tw.integrations and tw.ragged and tw.slices and tw.paths
+print(sorted({"torch._dynamo", "torch._inductor", "sympy"} & sys.modules.keys()))
+"""
+
+
+def test_plans_and_networks_that_run_eagerly_load_no_compiler():
+    done = subprocess.run([sys.executable, "-c", PLANNED], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
 # Wings whose public functions and methods say the types of all that they take and give.
 TYPED = (
     *("core", "graph", "milp", "reference", "devices", "masks", "packed", "torch_attention", "nn", "integrations"),

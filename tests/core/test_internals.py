@@ -114,3 +114,47 @@ def test_no_other_module_uses_private_names():
         if (names := private_names(path.read_bytes()))
     }
     assert set(used) == {"core/_internals.py"}, used
+
+
+class Counted:
+    """A module that asks for what must not be traced."""
+
+    def __init__(self):
+        self.seen = []
+
+    @_internals.uncompiled
+    def apart(self, x):
+        self.inner(x)
+        return x + 1
+
+    def inner(self, x):
+        self.seen.append(torch.compiler.is_compiling())
+
+    @_internals.constant
+    def known(self):
+        self.seen.append("constant")
+        return len(str(self.seen)) * 0 + 3
+
+    def __call__(self, x):
+        return self.apart(x * 2) * self.known()
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_not_to_be_compiled_runs_eagerly_between_two_graphs():
+    made, x, graphs = Counted(), torch.ones(3), []
+    torch._dynamo.reset()
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(made, backend=backend)
+    for n in (3, 4, 5):
+        # Other sizes are no other graphs of the function apart: none is made of it.
+        torch.testing.assert_close(compiled(torch.ones(n)), torch.full((n,), 9.0))
+    assert made.seen.count("constant") >= 1 and [each for each in made.seen if each != "constant"] == [False] * 3
+    names = [node.target.__name__ for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
+    assert {*names} == {"mul"} and made(x)[0] == 9
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="disable"):
+        torch.compile(made, backend=backend, fullgraph=True)(x)

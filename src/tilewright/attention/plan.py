@@ -35,7 +35,7 @@ from tilewright.attention.measure import elsewhere, expected
 from tilewright.attention.reorder import NAMES as ORDERS
 from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.attention.units import Units
-from tilewright.core import arguments, artifacts, contents, operators, transforms
+from tilewright.core import _internals, arguments, artifacts, contents, operators, transforms
 from tilewright.core.errors import (
     ArtifactError,
     ConfigError,
@@ -372,7 +372,7 @@ class Plan:
         # A plan does not change: the copies of a module share it.
         return self
 
-    @torch.compiler.assume_constant_result
+    @_internals.constant
     def digest(self) -> str:
         """The name by which exported programs call this plan, the same in every process and for a plan that was loaded.
 

@@ -6,9 +6,11 @@ CUDA, or off Linux. Import this module only where torch is loaded already.
 
 import ctypes
 import logging
+import sys
 from collections.abc import Callable
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C import (
@@ -21,6 +23,7 @@ from torch._C import (
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_depth
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._C._dynamo.guards import TensorGuards
 from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided_cuda  # type: ignore[attr-defined]  # torch has no stub of it
 from torch._C._functorch import (
@@ -35,6 +38,29 @@ from torch.autograd import forward_ad
 __all__ = ["dispatch_depth", "empty_strided_cuda", "is_tracing", "transforms_active"]
 
 _LOG = logging.getLogger(__name__)
+_Function = TypeVar("_Function", bound=Callable)
+
+
+def constant(function: _Function) -> _Function:
+    """``torch.compiler.assume_constant_result``, which would load torch's compiler, in seconds."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # of functions, any name
+    return function
+
+
+def uncompiled(function: _Function) -> _Function:
+    """``torch.compiler.disable``, which loads torch's compiler, in seconds; here, who compiles has loaded it."""
+
+    @cache
+    def disabled():
+        return torch.compiler.disable(function)
+
+    def call(*args, **kwargs):
+        return (disabled() if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    # Compiled callers leave their graph here, as for a function that is disabled, and the frame is left alone.
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # of functions, any name
+    set_code_exec_strategy(call.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+    return wraps(function)(call)  # type: ignore[return-value]  # takes and returns what `function` does
 
 
 def backward_number() -> int | None:

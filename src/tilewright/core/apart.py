@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
+from tilewright.core import _internals
 
 
-@torch.compiler.disable
+@_internals.uncompiled
 def made(make: Callable, *arguments: Any) -> Any:
     """``make(*arguments)`` in a thread of its own."""
     with ThreadPoolExecutor(1) as thread:

@@ -77,7 +77,7 @@ def call(name: str, *given: Any) -> Any:
     return _apart(name, *given) if torch.compiler.is_compiling() else _Transformed.apply(name, *given)
 
 
-@torch.compiler.disable
+@_internals.uncompiled
 def _apart(name, *given):
     return _Transformed.apply(name, *given)
 

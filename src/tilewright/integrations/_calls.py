@@ -66,7 +66,7 @@ class Calls:
                 # Cuts the block in two.
                 self._apart(x)
 
-    @torch.compiler.disable
+    @_internals.uncompiled
     def _apart(self, x):
         self._begin(x)
 

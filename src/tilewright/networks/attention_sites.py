@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import library, nn
 
 from tilewright import devices
-from tilewright.core import apart, transforms
+from tilewright.core import _internals, apart, transforms
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.core.registry import member
 from tilewright.graph import Graph
@@ -238,7 +238,7 @@ class Attend(nn.Module):
         known, run = self._taking
         return run if known == (dtype, device) else self._made_differentiable(dtype, device)
 
-    @torch.compiler.disable
+    @_internals.uncompiled
     def _made_differentiable(self, dtype, device):
         taking = getattr(self.site.member, "taking", None)
         run = None if taking is None else taking(self.site, dtype, device)
@@ -278,12 +278,12 @@ class Attend(nn.Module):
             return site.member.prepare(site, bias.to(q.dtype), q.dtype, q.device)(q, k, v)
         return self._untraced(q, k, v, bias, tables)
 
-    @torch.compiler.disable
+    @_internals.uncompiled
     def _untraced(self, q, k, v, bias, tables):
         return self.prepared(q.dtype, q.device, bias, tables)(q, k, v)
 
 
-@torch.compiler.disable
+@_internals.uncompiled
 def _made(site, bias, dtype, device):
     """What a member prepares: whoever compiles before the first call does not trace how plans are made."""
     return site.member.prepare(site, bias, dtype, device)
@@ -295,7 +295,7 @@ def compared(device: torch.device) -> bool:
 
 
 # Compiled code asks, too, and imports nothing.
-@torch.compiler.assume_constant_result
+@_internals.constant
 def _compared(kind):
     return kind not in devices.NAMES or not devices.facts(kind).CUDA
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.core import registry
+from tilewright.core import _internals, registry
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.precision import in_float32
 from tilewright.masks import wan as pattern
@@ -282,7 +282,7 @@ class _Observed:
         return out
 
 
-@torch.compiler.disable
+@_internals.uncompiled
 def _told(layer, q, k, v):
     return attention_sites.timed(layer.attention, q, k, v, Call(layer.layer, **layer.now))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tilewright.attention.masks import Bias
-from tilewright.core import apart, arguments, operators, precision
+from tilewright.core import _internals, apart, arguments, operators, precision
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.provenance import sha256_arrays
 from tilewright.networks import attention_sites
@@ -82,7 +82,7 @@ class Patterned:
             self._by_grid[grid] = self._site(grid)
         return self._by_grid[grid]
 
-    @torch.compiler.disable
+    @_internals.uncompiled
     def _site(self, grid):
         graph = patterns.graph(self.pattern, grid, self.n_special)
         return site_of(graph, self.heads, self._planned_dim, self.plans)
@@ -94,7 +94,7 @@ class Patterned:
             self._plans[key] = self._plan(*key)
         return self._plans[key]
 
-    @torch.compiler.disable
+    @_internals.uncompiled
     def _plan(self, grid, dtype, device):
         found = apart.made(planning._plan, self.site(grid), dtype, device)
         if self.scale != self._planned_dim**-0.5:
@@ -185,7 +185,7 @@ class BiasPlans:
         key = plan, type(bias).__name__
         return self._taking[key] if key in self._taking else self._made(key, bias)
 
-    @torch.compiler.disable
+    @_internals.uncompiled
     def _made(self, key, bias):
         if operators.exporting():
             # Tables have no values while a program is traced.

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright import devices
+from tilewright.core import _internals
 
 if TYPE_CHECKING:
     from tilewright.networks.attention_sites import Site
@@ -58,7 +59,7 @@ def prepare(site: "Site", bias: torch.Tensor | None, dtype: torch.dtype, device:
 def taking(site: "Site", dtype: torch.dtype, device: torch.device) -> Callable:
     """The mask is made in every call, and gradients pass through it."""
 
-    @torch.compiler.disable
+    @_internals.uncompiled
     def run(q, k, v, bias):
         return prepare(site, bias, dtype, device)(q, k, v)
 

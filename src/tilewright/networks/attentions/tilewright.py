@@ -11,7 +11,7 @@ import torch
 from tilewright import devices
 from tilewright.attention import backends, plan, reorder
 from tilewright.attention.masks import Bias
-from tilewright.core import caches, provenance
+from tilewright.core import _internals, caches, provenance
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.networks import attention_sites
 
@@ -61,7 +61,7 @@ def taking(site: attention_sites.Site, dtype: torch.dtype, device: torch.device)
     return attend
 
 
-@torch.compiler.disable
+@_internals.uncompiled
 def _made(planned, site, bias):
     return _biased(planned, site, bias.detach())
 

@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from tilewright.core import _internals
 from tilewright.core.errors import ConfigError
 from tilewright.packed.pruners import Choice, Settings, _scores
 
@@ -70,7 +71,7 @@ class Pruner(nn.Module):
         return x, Choice(keep, least, most)
 
 
-@torch.compiler.assume_constant_result
+@_internals.constant
 def counts(*drawn: float | torch.device) -> Tensor:
     """`_counts`, whose generator ``torch.compile`` cannot follow."""
     return _counts(*drawn)
