@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -329,7 +330,7 @@ def test_the_doctor_says_what_is_slow(capsys, monkeypatch, tmp_path):
 def test_the_doctor_knows_gpus(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
-    described = {"name": "GPU", "capability": "7.5", "driver": "600.1"}
+    described = {"name": "GPU", "capability": "7.5", "driver": "600.1", "multiprocessors": 8}
     monkeypatch.setattr(doctor, "_release", lambda version: tuple(map(int, version.split("+")[0].split(".")[:2])))
     from tilewright import devices
 
@@ -341,3 +342,9 @@ def test_the_doctor_knows_gpus(capsys, monkeypatch, tmp_path):
     (tmp_path / "calibration/bfloat16-64-64-0123.json").write_text(json.dumps({}))
     _, found = lines_of(capsys)
     assert found["calibration"] == [("ok", "kept for type-head dim-rows bfloat16-64-64")]
+    from tilewright.attention.cuda import calibration
+
+    for name, state in {"GPU": "ok", "Its sibling": "note"}.items():
+        monkeypatch.setattr(calibration, "shipped", lambda name=name: [SimpleNamespace(name=name)])
+        _, found = lines_of(capsys)
+        assert [each for each, _ in found["calibration"]] == ["ok", state] and name in found["calibration"][1][1]

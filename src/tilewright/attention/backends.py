@@ -28,8 +28,11 @@
         does. bias_heads: heads with a bias of their own, None without a bias.
 
 ``calibration.py``, beside ``cost_model.py``: what its predictions are made of.
-    ``of(tiles, head_dim, dtype, anew=False)``: ``{tile name: calibration}``, read from a file of this device or
-        measured; anew: measured.
+    ``of(tiles, head_dim, dtype)``: ``{tile name: calibration}``, read from a file of this device, or of one that comes
+        with the package, or measured.
+    ``measured(tiles, sizes, anew=False)``: ``{(head dim, type): {tile name: calibration}}`` of such pairs `sizes`, of
+        this device alone; anew: measured, whatever there is.
+    ``SHIPPED_SIZES``, ``ship(path, calibrations)``: those pairs that come with the package, and a file of them.
     ``summary(calibration)``: what a person wants to know of one, ``{name: text}``.
 """
 

@@ -16,20 +16,38 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tiles", nargs="+", help="such as 64x1; by default those that plans choose from")
     parser.add_argument("--device", default="cuda", help="kind of the device")
     parser.add_argument("--anew", action="store_true", help="measure what is already there, too")
+    parser.add_argument(
+        "--all", dest="every", action="store_true", help="head dims and types that come with the package"
+    )
+    parser.add_argument(
+        "-o", "--output", type=flags.output, help="a file to come with the package, see CONTRIBUTING.md"
+    )
 
 
-def run(head_dim: list[int], dtype: list[str], tiles: list[str] | None, device: str, anew: bool) -> None:
+def run(
+    head_dim: list[int],
+    dtype: list[str],
+    tiles: list[str] | None,
+    device: str,
+    anew: bool,
+    every: bool,
+    output: str | None,
+) -> None:
     """Calibrate for each type and head dim, and print a table."""
     from tilewright import devices
     from tilewright.attention.blocks.tiles import parse
 
     known = backends.calibration(device)
     chosen = [parse(name) for name in tiles or devices.facts(device).TILES]
+    sizes = known.SHIPPED_SIZES if every else [(dim, each) for each in dtype for dim in head_dim]
+    measured = known.measured(chosen, sizes, anew)
     rows = [
         {"type": each, "head dim": str(dim), "tile": name, **known.summary(found)}
-        for each in dtype
-        for dim in head_dim
-        for name, found in known.of(chosen, dim, each, anew).items()
+        for (dim, each), by_tile in measured.items()
+        for name, found in by_tile.items()
     ]
     print("\n".join(table(rows)))
-    compiling.ahead()
+    if output is not None:
+        known.ship(output, (found for by_tile in measured.values() for found in by_tile.values()))
+    else:
+        compiling.ahead()

@@ -113,8 +113,13 @@ def _calibrated(gpu):
     found = sorted({path.name.rpartition("-")[0] for path in (caches.folder() / calibration.KIND).glob("*.json")})
     if found:
         yield "ok", "calibration", f"kept for type-head dim-rows {', '.join(found)}"
-    else:
-        yield "slow", "calibration", f"none kept for {gpu['name']}: tilewright calibrate, once, in about a minute"
+    shipped, name = calibration.shipped(), gpu["name"]
+    if shipped and shipped[0].name == name:
+        yield "ok", "calibration", f"for {name}, with the package"
+    elif shipped:
+        yield "note", "calibration", f"of a {shipped[0].name}, with the package; {name}: tilewright calibrate, once"
+    elif not found:
+        yield "slow", "calibration", f"none kept for {name}: tilewright calibrate, once, in about a minute"
 
 
 def _compilers():

@@ -18,12 +18,12 @@ from tilewright import devices, graph
 from tilewright import masks as models
 from tilewright.attention import backends, blocks, measure, reorder
 from tilewright.attention.blocks import tiles, work
-from tilewright.attention.cuda import calibration, calibration_fit, cost_model, probe, tile_lists
+from tilewright.attention.cuda import calibration, calibration_fit, config, cost_model, probe, tile_lists
 from tilewright.attention.cuda.calibration_fit import VARIANTS, Point, Setup
 from tilewright.attention.cuda.cost_model import Calibration, Kernel, Launch
 from tilewright.attention.cuda.tile_lists import Item
 from tilewright.attention.measure import expected
-from tilewright.core import caches, provenance
+from tilewright.core import caches
 from tilewright.core.errors import DeviceError
 from tilewright.core.timing import time_gpu
 
@@ -305,9 +305,12 @@ def test_a_calibration_is_made_once_for_all_tiles_of_a_form(gpu, monkeypatch):
     monkeypatch.setattr(calibration, "_HELD", {})
     again = calibration.of([TILE], 64, "bfloat16")["64x1"]
     assert again == found["64x1"] and gpu.calls == calls
-    calibration.of([TILE], 64, "bfloat16", anew=True)
+    calibration.measured([TILE], [(64, "bfloat16")], anew=True)
     assert gpu.calls == 2 * calls
     calibration.of([TILE], 32, "bfloat16")
+    assert gpu.calls == 3 * calls
+    # The other type of 16 bits, and head dims of as many columns.
+    assert calibration.of([TILE], 64, "float16") == calibration.of([TILE], 56, "bfloat16")
     assert gpu.calls == 3 * calls
 
 
@@ -361,22 +364,25 @@ def test_variants_are_compiled_side_by_side(monkeypatch):
 
     monkeypatch.setattr(calibration.subprocess, "Popen", Process)
     monkeypatch.setattr(calibration.os, "sched_getaffinity", lambda pid: set(range(3)))
-    calibration.compile_ahead([TILE, tiles.parse("32x1")], 64, "bfloat16")
+    calibration.compile_ahead([(TILE, 64, "bfloat16"), (tiles.parse("32x1"), 48, "float32")])
     assert len(started) == 3
-    assert all(command[1:5] == ["-m", calibration.__name__, "64", "bfloat16"] for command in started)
-    jobs = sorted(job for command in started for job in command[5:])
+    assert all(command[1:3] == ["-m", calibration.__name__] for command in started)
+    jobs = sorted(job for command in started for job in command[3:])
     assert jobs == sorted(
-        f"{tile},{rank},{split}" for tile in ("64x1", "32x1") for rank in VARIANTS for split in (0, 1)
+        f"{each},{rank},{split}"
+        for each in ("64x1,64,bfloat16", "32x1,48,float32")
+        for rank in VARIANTS
+        for split in (0, 1)
     )
 
 
-@pytest.mark.parametrize("change", ["name", "driver", "torch", "triton", "multiprocessors", "code"])
-def test_another_device_driver_library_or_code_has_another_calibration(gpu, monkeypatch, change):
+@pytest.mark.parametrize("change", ["name", "driver", "torch", "triton", "multiprocessors", "kernel"])
+def test_another_device_driver_library_or_kernel_has_another_calibration(gpu, monkeypatch, change):
     stated = made_for()
     calibration.of([TILE], 64, "bfloat16")
     calls = gpu.calls
-    if change == "code":
-        monkeypatch.setattr(provenance, "package_digest", lambda: "another")
+    if change == "kernel":
+        monkeypatch.setattr(calibration, "kernel_digest", lambda: "another")
     else:
         versions = DEVICE["versions"] | {change: "9.9"} if change in DEVICE["versions"] else DEVICE["versions"]
         other = {} if change in DEVICE["versions"] else {change: 4 if change == "multiprocessors" else "another"}
@@ -454,6 +460,97 @@ def test_a_lock_is_waited_for(tmp_path):
         assert not done.wait(0.3)
     assert done.wait(60)
     other.join()
+
+
+KERNEL = '''"""A kernel."""
+
+def attention(q, k):  # pointers
+    """Scores."""
+    return dot(q, k)
+'''
+
+
+def test_a_kernel_is_known_by_what_it_does():
+    known = calibration.code_digest(KERNEL)
+    written = KERNEL.replace("A kernel", "Another").replace("Scores", "Words").replace("# pointers", "# q, k")
+    assert calibration.code_digest(written.replace("(q, k):", "(\n    q,\n    k,\n):")) == known
+    assert calibration.code_digest(KERNEL.replace("dot(q, k)", "dot(k, q)")) != known
+    assert len({calibration.code_digest(*each) for each in ((KERNEL,), (KERNEL, KERNEL), ())}) == 3
+
+
+@pytest.mark.parametrize("path", sorted(calibration.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
+def test_what_comes_with_the_package_is_of_its_kernel(path):
+    """Else, on such a GPU: ``tilewright calibrate --all --anew -o src/tilewright/attention/cuda/calibrations/…``."""
+    (found,) = (
+        each for each in calibration._read_shipped() if f"{each.name.lower().replace(' ', '-')}.json" == path.name
+    )
+    assert found.kernel == calibration.kernel_digest(), "a kernel was changed: calibrate the GPU again"
+    # What `config.for_tile` gives on such a GPU, for all tiles that plans choose from.
+    room = config.Room(shared_bytes=227 << 10, registers=1 << 16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "_here", lambda: room)
+        wanted = [
+            calibration.form(tiles.parse(name), *size)
+            for size in calibration.SHIPPED_SIZES
+            for name in devices.facts("cuda").TILES
+        ]
+    assert all(each in [one.made_for for one in found.calibrations] for each in wanted)
+    assert max(one.error for one in found.calibrations) < 0.1 and path.stat().st_size < 150_000
+
+
+@pytest.fixture
+def package(gpu, monkeypatch, tmp_path):
+    """The folder of what comes with the package: a file of the made-up GPU; nothing was measured here."""
+    monkeypatch.setattr(calibration, "SHIPPED", tmp_path / "package")
+    monkeypatch.setattr(calibration, "_read_shipped", calibration._read_shipped.__wrapped__)
+    monkeypatch.setattr(calibration, "_say_sibling", calibration._say_sibling.__wrapped__)
+    names = [TILE, tiles.parse("64x64")]
+    measured = calibration.measured(names, [(64, "bfloat16"), (48, "bfloat16")])
+    calibration.ship(tmp_path / "package" / "gpu.json", [each for by in measured.values() for each in by.values()])
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(calibration, "_HELD", {})
+    gpu.calls = 0
+    return measured
+
+
+def elsewhere(monkeypatch, **facts):
+    monkeypatch.setattr(devices, "describe", lambda kind: DEVICE | facts)
+
+
+def test_a_calibration_that_comes_with_the_package_serves_any_driver_and_library(package, gpu, monkeypatch):
+    elsewhere(monkeypatch, driver="9.9", versions={"torch": "3.0", "triton": "4.0", "numpy": "3.0"})
+    (held,) = calibration.shipped()
+    assert (held.name, len(held.calibrations)) == ("Made-up GPU", 2)
+    for size in ((64, "bfloat16"), (64, "float16"), (56, "bfloat16"), (40, "float16")):
+        found = calibration.of([TILE], *size)["64x1"]
+        known = package[48 if size[0] == 40 else 64, "bfloat16"]
+        assert found.launch_us == pytest.approx(known["64x1"].launch_us, rel=1e-3) and not found.timings
+    assert gpu.calls == 0
+    # What was measured here is taken first, and what is not there is measured.
+    measured = calibration.measured([TILE], [(64, "bfloat16")])[64, "bfloat16"]["64x1"]
+    calls = gpu.calls
+    assert calibration.of([TILE], 64, "bfloat16")["64x1"] is measured and gpu.calls == calls > 0
+    calibration.of([TILE], 64, "float32")
+    assert gpu.calls > calls
+
+
+def test_a_gpu_with_as_many_multiprocessors_serves_until_this_one_is_calibrated(package, gpu, monkeypatch, caplog):
+    elsewhere(monkeypatch, name="Its sibling", l2_bytes=1 << 22)
+    found = calibration.of([TILE], 64, "bfloat16")["64x1"]
+    assert gpu.calls == 0 and found.l2_bytes == 1 << 22
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        "plans are made from times of a Made-up GPU"
+    ]
+    for other in ({"capability": "8.0"}, {"multiprocessors": 9}):
+        elsewhere(monkeypatch, **other)
+        assert calibration.shipped() == []
+
+
+def test_another_kernel_has_no_calibration_in_the_package(package, gpu, monkeypatch):
+    monkeypatch.setattr(calibration, "kernel_digest", lambda: "another")
+    assert calibration.shipped() == []
+    calibration.of([TILE], 64, "bfloat16")
+    assert gpu.calls > 0
 
 
 def plain_scattered(lists):
@@ -554,6 +651,14 @@ def test_the_command_calibrates_and_prints_a_table(gpu, capsys):
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["type", "head", "dim"] and len(rows) == 2
     assert "bfloat16" in rows[0] and rows[1].split()[2] == "64x64"
+
+
+def test_the_command_writes_what_comes_with_the_package(gpu, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "SHIPPED_SIZES", ((32, "bfloat16"), (64, "float32")))
+    assert command.main(["calibrate", "--all", "-o", str(tmp_path / "gpu.json")]) == 0
+    monkeypatch.setattr(calibration, "SHIPPED", tmp_path)
+    (found,) = calibration._read_shipped.__wrapped__()
+    assert [each.made_for["rows"] for each in found.calibrations] == [32, 64] * 2
 
 
 def test_the_command_says_what_it_cannot_do(capsys):

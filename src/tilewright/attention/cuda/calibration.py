@@ -1,13 +1,15 @@
 """What programs of each form take on this GPU, measured once and kept in a file (stage T3).
 
-`of` reads the file, or measures: launches of made-up items, all alike, with every multiprocessor working on 1, 2, … of
-their programs. What the parts of a program take follows from these times (`calibration_fit`), and `cost_model` puts it
-together for a pattern.
+`measured` reads the file, or measures: launches of made-up items, all alike, with every multiprocessor working on 1,
+2, … of their programs. What the parts of a program take follows from these times (`calibration_fit`), and `cost_model`
+puts it together for a pattern.
 
 A file holds for a form of the kernel (rows of a tile, keys a step, warps, …), a type and a head dim, on a GPU with a
-driver, a torch, a triton and this code. For others there are others.
+driver, a torch, a triton and this kernel. For others there are others. Calibrations of known GPUs come with the package
+(`SHIPPED`): `of` takes them where nothing was measured here.
 """
 
+import ast
 import hashlib
 import itertools
 import json
@@ -17,8 +19,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,20 +36,31 @@ from tilewright.attention.cuda.calibration_fit import FEW_TOKENS, VARIANTS, Setu
 from tilewright.attention.cuda.cost_model import Calibration
 from tilewright.attention.cuda.tile_lists import BYTES, INTERVALS, RANKS, TileLists
 from tilewright.attention.setting import setting
-from tilewright.core import artifacts, caches, contents, progress, provenance
+from tilewright.core import artifacts, caches, contents, progress
+from tilewright.core.contents import Size
 from tilewright.core.errors import ArtifactError, DeviceError
 from tilewright.core.timing import time_gpu
 
 KIND = "calibration"
-VERSION = 1
-# The facts of a device that it holds for.
+VERSION = 2
+# Those of a known GPU, a file each; what they are made for by default: head dims and types.
+SHIPPED, SHIPPED_KIND = Path(__file__).with_name("calibrations"), "calibrations"
+SHIPPED_SIZES = (*((dim, "bfloat16") for dim in (32, 48, 64, 80, 96, 128)), (64, "float32"))
+# The facts of a device that it holds for; of these, what a shipped one holds for.
 FACTS = ("name", "capability", "multiprocessors", "driver")
+ALIKE = ("capability", "multiprocessors")
+# What a shipped one does not state of itself.
+_ELSEWHERE = (*FACTS, "torch", "triton", "kernel")
+# Significant digits of its numbers.
+DIGITS = 4
+# The code that is timed, from this folder.
+KERNEL = ("tile_kernel.py", "../../devices/cuda/online_softmax.py")
 # Seconds for one timing, and the relative standard error at which it stops.
 SHARE_S, RSE, MIN_REPS = 0.04, 0.01, 10
 # Where timings spread more than this about their median, someone else uses the GPU.
 MOST_SPREAD = 0.05
-# Seconds for a process that compiles.
-COMPILE_S = 120
+# Seconds for a variant that a process compiles.
+COMPILE_S = 60
 # What the form of a calibration may leave out.
 _FORM = dict.fromkeys(("step_keys", "num_stages", "num_warps", "maxnreg"))
 
@@ -63,12 +78,35 @@ def made_for(tile: Tile, head_dim: int, dtype: str) -> dict:
     return {
         **{name: device[name] for name in FACTS},
         **{name: device["versions"][name] for name in ("torch", "triton")},
-        "code": provenance.package_digest(),
-        "dtype": dtype,
-        "head_dim": head_dim,
-        "rows": tile.rows,
-        **asdict(config.for_tile(tile, head_dim, getattr(torch, dtype))),
+        "kernel": kernel_digest(),
+        **form(tile, head_dim, dtype),
     }
+
+
+def form(tile: Tile, head_dim: int, dtype: str) -> dict[str, Any]:
+    """The part of `made_for` that names a kernel, whatever the device.
+
+    ASSUME: the types of 16 bits are equally fast, and so are head dims that are loaded in as many columns.
+    """
+    dtype, columns = "bfloat16" if dtype == "float16" else dtype, sum(config.HEAD_DIMS[head_dim])
+    kernel = config.for_tile(tile, columns, getattr(torch, dtype))
+    return {"dtype": dtype, "head_dim": columns, "rows": tile.rows, **asdict(kernel)}
+
+
+@cache
+def kernel_digest() -> str:
+    """Of the code that is timed."""
+    folder = Path(__file__).parent
+    return code_digest(*((folder / name).read_text(encoding="utf-8") for name in KERNEL))
+
+
+def code_digest(*sources: str) -> str:
+    """Of Python's code, whatever its comments, docstrings and layout."""
+    trees = [ast.parse(source) for source in sources]
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return hashlib.sha256("\n".join(map(ast.unparse, trees)).encode()).hexdigest()[:16]
 
 
 def path_of(stated: dict) -> Path:
@@ -77,30 +115,120 @@ def path_of(stated: dict) -> Path:
     return caches.folder() / KIND / f"{stated['dtype']}-{stated['head_dim']}-{stated['rows']}-{digest}.json"
 
 
-def of(chosen: Sequence[Tile], head_dim: int, dtype: str, anew: bool = False) -> dict:
-    """``{tile name: Calibration}`` of the tiles `chosen`: what no file holds yet is measured and written.
+def of(chosen: Sequence[Tile], head_dim: int, dtype: str) -> dict:
+    """``{tile name: Calibration}`` of the tiles `chosen`: measured here, else shipped, else measured now.
 
-    anew: measure all. Two processes that need the same measure it once. Raises `DeviceError` without a GPU, and for a
-    tile that does not fit it.
+    Raises `DeviceError` without a GPU, and for a tile that does not fit it.
     """
     config.check_head_dim(head_dim)
-    stated = {tile: made_for(tile, head_dim, dtype) for tile in chosen}
+    found = {}
+    for tile in chosen:
+        stated = made_for(tile, head_dim, dtype)
+        found[tile.name] = _held(path_of(stated), stated) or _from_shipped(stated)
+    missing = [tile for tile in chosen if found[tile.name] is None]
+    return found | measured(missing, [(head_dim, dtype)])[head_dim, dtype]
+
+
+def measured(chosen: Sequence[Tile], sizes: Sequence[tuple[int, str]], anew: bool = False) -> dict:
+    """``{(head dim, type): {tile name: Calibration}}`` of this GPU: what no file holds yet is measured and written.
+
+    anew: measure all. All kernels are compiled first, side by side. Two processes that need the same measure it once.
+    Raises as `of` does.
+    """
+    for head_dim, _ in sizes:
+        config.check_head_dim(head_dim)
+    stated = {(tile, *size): made_for(tile, *size) for size in sizes for tile in chosen}
     # Several tiles may have one form.
-    jobs = {path_of(each): tile for tile, each in stated.items()}
-    if anew or any(_held(path, stated[tile]) is None for path, tile in jobs.items()):
+    jobs = {path_of(each): (tile, each) for (tile, *_), each in stated.items()}
+    if anew or any(_held(path, each) is None for path, (_, each) in jobs.items()):
         with caches.locked(caches.folder() / KIND / "lock"):
             # Another process may have come first.
-            left = {path: tile for path, tile in jobs.items() if anew or _held(path, stated[tile], say=True) is None}
+            left = {path: job for path, job in jobs.items() if anew or _held(path, job[1], say=True) is None}
             if left:
-                compile_ahead(left.values(), head_dim, dtype)
-            for path, tile in left.items():
-                _HELD[path] = found = measure(Gpu(tile, head_dim, dtype), stated[tile])
+                compile_ahead((tile, each["head_dim"], each["dtype"]) for tile, each in left.values())
+            for path, (tile, each) in left.items():
+                _HELD[path] = found = measure(Gpu(tile, each["head_dim"], each["dtype"]), each)
                 _say_spread(tile, found)
                 try:
                     artifacts.write_json(path, KIND, VERSION, asdict(found))
                 except ArtifactError as error:
                     _LOG.warning("the calibration serves this process alone: %s", error)
-    return {tile.name: _HELD[path_of(stated[tile])] for tile in chosen}
+    return {size: {tile.name: _HELD[path_of(stated[tile, *size])] for tile in chosen} for size in sizes}
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """Calibrations of a GPU that come with the package. kernel: `kernel_digest`."""
+
+    name: str
+    capability: str
+    multiprocessors: Size
+    kernel: str
+    calibrations: tuple[Calibration, ...]
+
+
+def shipped() -> list[Shipped]:
+    """Those that hold for this GPU: of its capability and number of multiprocessors, its own name first, and of this
+    kernel; of any driver and libraries."""
+    device = devices.describe("cuda")
+    alike = [
+        each
+        for each in _read_shipped()
+        if all(getattr(each, name) == device[name] for name in ALIKE) and each.kernel == kernel_digest()
+    ]
+    return sorted(alike, key=lambda each: each.name != device["name"])
+
+
+def _from_shipped(stated):
+    """The calibration for what is `stated` that comes with the package, or None."""
+    for each in shipped():
+        for found in each.calibrations:
+            if all(stated[name] == value for name, value in found.made_for.items()):
+                if each.name != stated["name"]:
+                    _say_sibling(each.name, stated["name"])
+                return replace(found, l2_bytes=devices.describe("cuda")["l2_bytes"])
+    return None
+
+
+@cache
+def _read_shipped():
+    """All that come with the package."""
+    return [
+        contents.fields(path, SHIPPED_KIND, artifacts.read_json(path, SHIPPED_KIND, VERSION), Shipped)
+        for path in sorted(SHIPPED.glob("*.json"))
+    ]
+
+
+@cache
+def _say_sibling(known, name):
+    _LOG.warning(
+        "plans are made from times of a %s, which has the multiprocessors of this %s; `tilewright calibrate` takes its "
+        "own, once",
+        *(known, name),
+    )
+
+
+def ship(path: str, found: Iterable[Calibration]) -> None:
+    """Write calibrations that were measured here as a file of `SHIPPED`. Raises `ArtifactError`."""
+    device = devices.describe("cuda")
+    held: list[dict] = []
+    for each in found:
+        made = {name: value for name, value in each.made_for.items() if name not in _ELSEWHERE}
+        # Several tiles may have one form.
+        if made not in [other["made_for"] for other in held]:
+            held.append(asdict(replace(each, made_for=made, timings=())))
+    stated = {name: device[name] for name in ("name", *ALIKE)} | {"kernel": kernel_digest()}
+    made_by = {name: device["versions"][name] for name in ("torch", "triton")} | {"driver": device["driver"]}
+    artifacts.write_json(path, SHIPPED_KIND, VERSION, stated | {"calibrations": _rounded(held)}, made_by)
+
+
+def _rounded(value):
+    """A JSON value with numbers of `DIGITS` digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def summary(calibration: Calibration) -> dict:
@@ -225,30 +353,32 @@ def measure(gpu: Gpu, stated: dict) -> Calibration:
     return fitted(setup, us, basic, groups, needs, made_for=stated, spread=spread, seconds=seconds)
 
 
-def compile_ahead(chosen: Iterable[Tile], head_dim: int, dtype: str) -> None:
-    """Compile the variants of the tiles `chosen` in processes side by side; Triton finds them in its cache then.
+def compile_ahead(jobs: Iterable[tuple[Tile, int, str]]) -> None:
+    """Compile the variants of tiles, each with a head dim and a type, in processes side by side; Triton finds them in
+    its cache then.
 
     What they do not compile is compiled later, one after the other.
     """
     variants = list(itertools.product(VARIANTS, (False, True)))
-    jobs = [f"{tile.name},{rank},{split:d}" for tile in chosen for rank, split in variants]
-    n = min(len(jobs), len(os.sched_getaffinity(0)))
+    words = [
+        f"{tile.name},{head_dim},{dtype},{rank},{split:d}" for tile, head_dim, dtype in jobs for rank, split in variants
+    ]
+    n = min(len(words), len(os.sched_getaffinity(0)))
     source = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", __name__, str(head_dim), dtype]
-    null = subprocess.DEVNULL
-    running = [subprocess.Popen([*command, *jobs[i::n]], env=environment, stdout=null, stderr=null) for i in range(n)]
+    command, null = [sys.executable, "-m", __name__], subprocess.DEVNULL
+    running = [subprocess.Popen([*command, *words[i::n]], env=environment, stdout=null, stderr=null) for i in range(n)]
     for process in progress.with_progress(running, "compile"):
         try:
-            process.wait(COMPILE_S)
+            process.wait(COMPILE_S * -(-len(words) // n))
         except subprocess.TimeoutExpired:
             process.kill()
 
 
-def _compile(head_dim, dtype, *jobs):
-    """Compile the variants that `jobs` name, as `compile_ahead` asks for them."""
-    for job in jobs:
-        name, rank, split = job.split(",")
+def _compile(*words):
+    """Compile the variants that `words` name, as `compile_ahead` asks for them."""
+    for word in words:
+        name, head_dim, dtype, rank, split = word.split(",")
         gpu = Gpu(tiles.parse(name), int(head_dim), dtype)
         gpu.resources(gpu.setup.compiled(None if rank == "None" else int(rank), bool(int(split))))
 
