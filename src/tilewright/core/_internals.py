@@ -4,6 +4,7 @@ They are those of the releases that this package requires. A stand-in is here wh
 CUDA, or off Linux. Import this module only where torch is loaded already.
 """
 
+import contextlib
 import ctypes
 import logging
 import sys
@@ -21,6 +22,7 @@ from torch._C import (
     _ForceDispatchKeyGuard,
 )
 from torch._C import _are_functorch_transforms_active as transforms_active
+from torch._C import _AutoDispatchBelowAutograd as below_autograd
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_depth
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -33,9 +35,11 @@ from torch._C._functorch import (
     is_legacy_batchedtensor,
     maybe_current_level,
 )
+from torch._guards import TracingContext
+from torch._library.utils import get_layout_constraint_tag
 from torch.autograd import forward_ad
 
-__all__ = ["dispatch_depth", "empty_strided_cuda", "is_tracing", "transforms_active"]
+__all__ = ["below_autograd", "dispatch_depth", "empty_strided_cuda", "is_tracing", "transforms_active"]
 
 _LOG = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable)
@@ -61,6 +65,11 @@ def uncompiled(function: _Function) -> _Function:
     call._torchdynamo_disable = True  # type: ignore[attr-defined]  # of functions, any name
     set_code_exec_strategy(call.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
     return wraps(function)(call)  # type: ignore[return-value]  # takes and returns what `function` does
+
+
+def compiled_graph() -> bool:
+    """Whether ``torch.compile`` is making a graph."""
+    return TracingContext.try_get() is not None
 
 
 def backward_number() -> int | None:
@@ -164,6 +173,34 @@ FORMS = 256
 def recompile_limit(most: int = FORMS) -> Any:
     """Context in which a function is compiled up to `most` times."""
     return torch._dynamo.config.patch(recompile_limit=most)
+
+
+def call_directly(operator: Any, name: str) -> None:
+    """Have the Python code that torch's compiler is making call `name`, an expression, in place of `operator`.
+
+    Nothing happens where another compiler is at work. Where this torch's compiler is made otherwise, code calls the
+    operator.
+    """
+    lowering = sys.modules.get("torch._inductor.lowering")
+    if lowering is None or operator in lowering.lowerings:
+        return
+    try:
+        constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(operator))
+        lowering.make_fallback(operator, layout_constraint=constraint, warn=False)
+        made = lowering.lowerings[operator]
+    except (AttributeError, TypeError) as missing:
+        _LOG.debug("%s is called through the dispatcher: %s", operator, missing)
+        return
+
+    @wraps(made)
+    def lowered(*given, **named):
+        found = made(*given, **named)
+        first = found[0] if isinstance(found, tuple | list) else found
+        with contextlib.suppress(AttributeError):
+            first.data.data.inputs[0].set_python_kernel_name(name)
+        return found
+
+    lowering.lowerings[operator] = lowered
 
 
 def missing_compiler() -> str | None:

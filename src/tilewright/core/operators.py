@@ -43,6 +43,11 @@ def register(plan: Any) -> str:
     return name
 
 
+def named(name: str) -> Any:
+    """The plan that `register` gave this name."""
+    return _LIVE[name]
+
+
 def read_by(read: Callable) -> None:
     """Have plans that a program holds read by ``read(bytes) -> plan``."""
     global _read
@@ -115,21 +120,21 @@ def _attend(q, k, v, plan, ordered, file=None, bias=None):
     return _plan(plan, file).run(q, k, v, ordered, bias)
 
 
-# For tensors of every device: the plan's executor refuses those of another device than its own.
-transforms.define(
-    _LIBRARY,
-    "attend(Tensor q, Tensor k, Tensor v, str plan, bool ordered, Tensor? file=None, Tensor? bias=None) -> Tensor",
-    _attend,
-)
-
-
-@library.register_fake("tilewright::attend", lib=_LIBRARY)
-def _(q, k, v, plan, ordered, file=None, bias=None):
+def _like_result(q, k, v, plan, ordered, file=None, bias=None):
     if file is not None and _found(plan) is None:
         # What is read of a program that is compiled again has no values yet: the form is that of the queries.
         heads, n, dim = q.shape[1:]
         return q.new_empty_strided(q.shape, (n * heads * dim, dim, heads * dim, 1))
     return _plan(plan, file).like_result(q, k, v, bias)
+
+
+# For tensors of every device: the plan's executor refuses those of another device than its own.
+transforms.define(
+    _LIBRARY,
+    "attend(Tensor q, Tensor k, Tensor v, str plan, bool ordered, Tensor? file=None, Tensor? bias=None) -> Tensor",
+    _attend,
+    _like_result,
+)
 
 
 def _setup(ctx, inputs, output):
@@ -201,17 +206,17 @@ def _backwards_in_one_batch(size, given, dims):
     return *(x.unflatten(0, (size, len(x) // size)) for x in found), none.expand(size, 0)
 
 
+def _like_gradients(grad, q, k, v, out, plan, ordered, bias=None, bias_needs_grad=False):
+    of_bias = bias.new_empty(bias.shape) if bias_needs_grad else grad.new_empty(0)
+    return *(x.new_empty(x.shape) for x in (q, k, v)), of_bias
+
+
 transforms.define(
     _LIBRARY,
     "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, str plan, bool ordered, Tensor? bias=None,"
     " bool bias_needs_grad=False) -> (Tensor, Tensor, Tensor, Tensor)",
     _attend_backward,
+    _like_gradients,
 )
-transforms.differentiate(_LIBRARY, "attend", _setup, _differentiated, _in_one_batch)
-transforms.differentiate(_LIBRARY, "attend_backward", _nothing, _refused, _backwards_in_one_batch)
-
-
-@library.register_fake("tilewright::attend_backward", lib=_LIBRARY)
-def _(grad, q, k, v, out, plan, ordered, bias=None, bias_needs_grad=False):
-    of_bias = bias.new_empty(bias.shape) if bias_needs_grad else grad.new_empty(0)
-    return *(x.new_empty(x.shape) for x in (q, k, v)), of_bias
+transforms.differentiate("attend", _setup, _differentiated, _in_one_batch)
+transforms.differentiate("attend_backward", _nothing, _refused, _backwards_in_one_batch)

@@ -344,10 +344,6 @@ def same(tables: Sequence[torch.Tensor], remembered: "Sequence[Table]") -> bool:
 _LAYERS: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 _LIBRARY = library.Library("tilewright", "FRAGMENT")
-_LIBRARY.define(
-    "attend_at(Tensor q, Tensor k, Tensor v, Tensor bias, Tensor[] tables, str layer) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
 
 def _registered(layer):
@@ -381,6 +377,10 @@ def _backward(ctx, *_):
     raise PatternError("this attention has no backward: train with attention='dense', which has the same weights")
 
 
-_LIBRARY.impl("attend_at", _attend, "CompositeExplicitAutograd")
-library.register_fake("tilewright::attend_at", _like_result, lib=_LIBRARY)
-library.register_autograd("tilewright::attend_at", _backward, lib=_LIBRARY)
+transforms.define(
+    _LIBRARY,
+    "attend_at(Tensor q, Tensor k, Tensor v, Tensor bias, Tensor[] tables, str layer) -> Tensor",
+    _attend,
+    _like_result,
+)
+transforms.differentiate("attend_at", lambda *_: None, _backward)

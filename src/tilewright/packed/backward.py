@@ -8,7 +8,6 @@ name.
 from collections.abc import Callable
 
 import torch
-from torch import library
 
 from tilewright.core import transforms
 from tilewright.core.errors import PatternError
@@ -17,8 +16,8 @@ from tilewright.packed.lists import PackedOffsets
 _OPS = torch.ops.tilewright
 
 
-def register(lib: library.Library, differentiates: Callable) -> None:
-    """Give the operators of library `lib` their gradients, on devices that ``differentiates(device)`` is true of."""
+def register(differentiates: Callable) -> None:
+    """Give the operators their gradients, on devices that ``differentiates(device)`` is true of."""
 
     def saving(save):
         def setup(ctx, inputs, output):
@@ -32,8 +31,8 @@ def register(lib: library.Library, differentiates: Callable) -> None:
         return setup
 
     for name, (save, backward) in _FORMULAS.items():
-        transforms.differentiate(lib, f"ragged_{name}", saving(save), backward)  # type: ignore[arg-type]  # mypy joins signatures to a bare function
-    transforms.differentiate(lib, "ragged_attend_backward", lambda *_, **__: None, _refused)
+        transforms.differentiate(f"ragged_{name}", saving(save), backward)  # type: ignore[arg-type]  # mypy joins signatures to a bare function
+    transforms.differentiate("ragged_attend_backward", lambda *_, **__: None, _refused)
 
 
 def _save_lists(ctx, inputs, output):

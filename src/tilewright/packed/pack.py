@@ -346,8 +346,8 @@ def _define(name: str, arguments: str, result: str, fake: Callable) -> None:
     def taking_list(call):
         return lambda *given: call(PackedOffsets(*given[-1]), *given[:-1])
 
-    transforms.define(_LIBRARY, f"ragged_{name}({arguments}, int[] offsets) -> {result}", taking_list(_method(name)))
-    library.register_fake(f"tilewright::ragged_{name}", taking_list(fake), lib=_LIBRARY)
+    schema = f"ragged_{name}({arguments}, int[] offsets) -> {result}"
+    transforms.define(_LIBRARY, schema, taking_list(_method(name)), taking_list(fake))
 
 
 _define("lists", "Tensor keep", "Tensor", _fake_lists)
@@ -363,4 +363,4 @@ _define(
     "(Tensor, Tensor, Tensor)",
     _fake_attend_backward,
 )
-backward.register(_LIBRARY, differentiates)
+backward.register(differentiates)

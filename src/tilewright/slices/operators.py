@@ -40,8 +40,8 @@ def define(name: str, arguments: str, result: str, call: Callable, fake: Callabl
     def taking_list(function):
         return lambda *given: function(Layout(*given[-1]) if given[-1] else None, *given[:-1])
 
-    transforms.define(_LIBRARY, f"slices_{name}({arguments}, int[] layout) -> {result}", taking_list(call))
-    library.register_fake(f"tilewright::slices_{name}", taking_list(fake), lib=_LIBRARY)
+    schema = f"slices_{name}({arguments}, int[] layout) -> {result}"
+    transforms.define(_LIBRARY, schema, taking_list(call), taking_list(fake))
 
 
 def fake_lists(layout: Layout, like: Tensor, *_: Any) -> Lists:
