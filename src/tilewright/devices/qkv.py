@@ -45,6 +45,11 @@ def check(
             raise PatternError(f"{name}: this operator has no backward; call it under torch.no_grad()")
 
 
+def layout(*tensors: Any) -> tuple:
+    """What kernels are compiled for of tensors: shapes, strides and types."""
+    return tuple((x.shape, x.stride(), x.dtype) for x in tensors)
+
+
 def same_layout(*tensors: Any) -> Callable:
     """``callable(*tensors) -> bool``: true only for tensors that `check` and a kernel treat as they treat these.
 

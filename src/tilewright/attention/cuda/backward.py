@@ -56,7 +56,7 @@ def prepared(forward: executor.Executor | executor.Valued) -> "Backward":
     if base.backward is None:
         with base.preparing:
             if base.backward is None:
-                base.backward = Backward(base)
+                base.backward = launcher.lasting_memory(base.device, Backward, base)
     return base.backward
 
 
@@ -114,12 +114,11 @@ class Backward:
         self._all_see, self._all_seen = (bool((np.diff(x.indptr) > 0).all()) for x in (seeing, seen_by))
         self._stream = launcher.current_stream(device)
         self._of_bias: Any = None
-        # By stream, alignment and size: (whether tensors have its layout, launches).
+        # By stream, alignment and size: (whether tensors have its layout, launches, the layout).
         self._known, self._lock = launcher.recent(), Lock()
         # Calls with a table, by whether its gradient is asked for. What writes zeros is no launch.
         self._launches_all = self._all_see and self._all_seen
         self._of_tables = {of: tape.Calls(device, partial(self._made, of)) for of in (False, True)}
-        launcher.settle(device)
 
     @property
     def memory_bytes(self) -> int:
@@ -170,7 +169,8 @@ class Backward:
         if self._of_bias is None:
             launcher.expect_no_capture(REFUSED)
             with self._lock:
-                self._of_bias = bias_gradients.BiasGradients(launches, common, device)
+                made = partial(bias_gradients.BiasGradients, launches, common, device)
+                self._of_bias = launcher.lasting_memory(device, made)
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             return *tensors[5:8], self._of_bias(launches, tensors)
 
@@ -185,15 +185,15 @@ class Backward:
         if places is None:
             launcher.expect_no_capture(REFUSED)
             launches = itertools.chain(*self._halves.values())
-            places = _Values(list(launches), common, self._forward.shape[0], device)
+            made = partial(_Values, list(launches), common, self._forward.shape[0], device)
+            places = launcher.lasting_memory(device, made)
             if table is not None:
                 self._valued = places
-        found = places(executor.bias_table(common, table).to(device))
-        if table is None:
-            launcher.expect_no_capture(REFUSED)
-            launcher.settle(device)
-            self._own = found
-        return found
+        if table is not None:
+            return places(executor.bias_table(common, table).to(device))
+        launcher.expect_no_capture(REFUSED)
+        self._own = launcher.lasting_memory(device, lambda: places(executor.bias_table(common).to(device)))
+        return self._own
 
     def _run(self, q, k, v, out, grad, table):
         """Launch; returns `tensors`."""
@@ -205,7 +205,7 @@ class Backward:
         tensors = self.tensors(*given, table)
         addresses = [x.data_ptr() for x in tensors]
         key = (self._stream(), *(at & 15 for at in addresses), q.numel())
-        for same, launches in self._known.get(key):
+        for same, launches, _ in self._known.get(key):
             if launches and same(*given) and launcher.RECORDER.get() is None:
                 for launch in launches:
                     launch(*addresses)
@@ -236,14 +236,16 @@ class Backward:
         self._check(*given)
         if not len(given[0]):
             return
-        if not self._seen(given, lambda known: known[1:] == key[1:]):
+        # Whether gradients are recorded matters to no kernel.
+        layout = qkv.layout(*given)
+        if not any(known[1:] == key[1:] and layout in (x[2] for x in calls) for known, calls in self._known.items()):
             launcher.expect_no_capture(REFUSED)
         # Keys take what the launches of queries leave.
         found = [launcher.side_by_side(self._forward.device, half, tensors) for half in self._halves.values()]
         launches = [*itertools.chain(*found)]
-        if not launcher.capturing() and not self._seen(given, lambda known: known == key):
+        if not launcher.capturing() and not any(same(*given) for same, *_ in self._known.get(key)):
             launches = [] if None in launches else launches
-            self._known.add(key, (qkv.same_layout(*given), launches))
+            self._known.add(key, (qkv.same_layout(*given), launches, layout))
 
     def _check(self, q, k, v, out, grad):
         names = ("shape", "heads", "head_dim", "dtype", "device")
@@ -260,9 +262,6 @@ class Backward:
         for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
             if x.stride(3) != 1:
                 raise PatternError(f"{name}: expected the values of a head side by side, found stride {x.stride(3)}")
-
-    def _seen(self, given, which):
-        return any(same(*given) for key, calls in self._known.items() if which(key) for same, *_ in calls)
 
 
 def _listed(pattern, n_rows, index, common, narrowed=False):

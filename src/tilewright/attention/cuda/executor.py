@@ -72,23 +72,28 @@ def prepare(
     if units is not None:
         common = replace(common, units=units)
     device = torch.empty(0, dtype=torch.int8, device=device).device
+    return launcher.lasting_memory(device, _prepared, schedule, blocks, common, shape, device)
+
+
+def _prepared(schedule, blocks, common, shape, device):
+    """The `Executor` of a schedule of `common`, whose patterns have the `shape`."""
     rounds: dict = {}
     batches = np.unique(np.stack([schedule.round, schedule.tile]), axis=1).T.tolist()
     for number, t in batches:
         member = (schedule.round == number) & (schedule.tile == t)
         cover = blocks[schedule.tiles[t]]
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
-        form = config.for_tile(cover.tile, head_dim, dtype)
+        form = config.for_tile(cover.tile, common.head_dim, common.dtype)
         build = partial(tile_lists.build, step_keys=form.step_keys, index=index(common))
         lists = lists_of(build, cover, columns, common, shape[0])
         rounds.setdefault(number, []).append(Launch(lists, cover.tile, common, device, form))
-    launcher.settle(device)
     used = [(blocks[schedule.tiles[t]], schedule.tile == t) for t in np.unique(schedule.tile).tolist()]
     written = sum(int(cover.rows[np.unique(schedule.block[member])].sum()) for cover, member in used)
     # A GPU takes the programs of the first launch first: the longest are not to be the last ones.
     launches = tuple(tuple(sorted(each, key=_longest, reverse=True)) for each in rounds.values())
     source = Source(common, [(cover, np.unique(schedule.block[member])) for cover, member in used])
-    return Executor(launches, shape, heads, head_dim, dtype, device, written < n_rows, source)
+    incomplete = written < next(iter(blocks.values())).shape[0]
+    return Executor(launches, shape, common.heads, common.head_dim, common.dtype, device, incomplete, source)
 
 
 def lists_of(
@@ -181,19 +186,21 @@ class Launch(ItemLaunch):
         The lists that say where values stand are held from the first call on.
         """
         if self._places is None:
-            self._places = self._placing()
+            launcher.expect_no_capture(REFUSED)
+            self._places = launcher.lasting_memory(self.device, self._placing)
         return self._places(bias_table(self.common, table).to(self.device))
 
     def own_tiles(self) -> Tensor:
         """The tiles of the bias that it was planned with, made by the first call."""
         if self._own is None:
-            own = self._placing()(bias_table(self.common).to(self.device))
-            launcher.settle(self.device)
-            self._own = own
+            launcher.expect_no_capture(REFUSED)
+            self._own = launcher.lasting_memory(self.device, self._filled)
         return self._own
 
+    def _filled(self):
+        return self._placing()(bias_table(self.common).to(self.device))
+
     def _placing(self):
-        launcher.expect_no_capture(REFUSED)
         return bias_values.Tiles(self.lists, mask_heads(self.common), self._size, self.device)
 
     def with_items(self, lists: TileLists) -> "Launch":
@@ -248,7 +255,7 @@ class Executor:
         self._own: Sequence | None = None if any(launch.tiled for launch in self.launches) else ()
         self._stream = launcher.current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
-        # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches).
+        # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches, the layout).
         self._known, self._lock = launcher.recent(), Lock()
         self._of_tables = tape.Calls(device, self._with_table)
 
@@ -286,7 +293,7 @@ class Executor:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         # A kernel is compiled for the alignment of its tensors; batches are many, and found at once so.
         key = (self._stream(), at_q & 15, at_k & 15, at_v & 15, q.numel())
-        for same, empty, launches in self._known.get(key):
+        for same, empty, launches, _ in self._known.get(key):
             if launches and same(q, k, v):
                 out = empty()
                 if self.incomplete:
@@ -338,21 +345,19 @@ class Executor:
         out = qkv.empty(q, self.shape[0])
         if not len(q):
             return out
-        if not self._seen(q, k, v, lambda known: known[1:] == key[1:]):
+        # Whether gradients are recorded matters to no kernel: graphs are captured of copies that need none.
+        layout = qkv.layout(q, k, v)
+        if not any(known[1:] == key[1:] and layout in (x[3] for x in calls) for known, calls in self._known.items()):
             launcher.expect_no_capture(REFUSED)
         if self.incomplete:
             out.zero_()
         tensors = q, k, v, out, *(tiles or ())
         found = [launcher.side_by_side(self.device, each, tensors) for each in self._rounds]
         launches = tuple(itertools.chain(*found))
-        if not launcher.capturing() and not self._seen(q, k, v, lambda known: known == key):
+        if not launcher.capturing() and not any(same(q, k, v) for same, *_ in self._known.get(key)):
             launches = () if None in launches else launches
-            self._known.add(key, (qkv.same_layout(q, k, v), qkv.empty_like_result(out), launches))
+            self._known.add(key, (qkv.same_layout(q, k, v), qkv.empty_like_result(out), launches, layout))
         return out
-
-    def _seen(self, q, k, v, which):
-        """Whether calls with tensors of this layout are stored, under keys that ``which(key)``."""
-        return any(same(q, k, v) for key, calls in self._known.items() if which(key) for same, *_ in calls)
 
 
 class Valued:

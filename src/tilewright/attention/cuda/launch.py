@@ -209,13 +209,17 @@ class ItemLaunch:
             return found
         # At least twice the largest before, so that batches of many sizes take little more than the largest alone.
         hb = max(hb, 2 * made[-1][0] if made else 0)
+        parts = launcher.lasting_memory(self.device, self._empty_parts, hb)
+        made.append((hb, parts))
+        return parts
+
+    def _empty_parts(self, hb):
         floats = partial(torch.empty, dtype=torch.float32, device=self.device)
         rows, groups = max(1, self.lists.part_rows), max(1, self.lists.groups)
         parts = {"acc_ptr": floats(rows * hb, self.sums * sum(self._widths))}
         if "stat_ptr" in self.parameters:
             parts["stat_ptr"] = floats(rows * hb, 2)
         parts["count_ptr"] = torch.zeros(groups * hb, dtype=torch.int32, device=self.device)
-        made.append((hb, parts))
         return parts
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from triton import OutOfResources
 
-from tilewright.core import _internals
+from tilewright.core import _internals, apart
 from tilewright.core.caches import Recent
 from tilewright.core.errors import DeviceError
 from tilewright.devices import qkv
@@ -166,6 +166,25 @@ class Nowhere:
 def capturing() -> bool:
     """True while the current stream is captured in a CUDA graph."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def lasting_memory(device: torch.device, make: Callable, *given: Any) -> Any:
+    """``make(*given)``, whose tensors outlive the call that they are made in, once they are there.
+
+    A thread of its own makes them: torch's CUDA graphs, as of ``torch.compile(mode="reduce-overhead")``, hand out
+    memory of their own to the thread that records them, and take it back. In a capture, which another thread would
+    break, this thread does.
+    """
+    if device.type != "cuda" or capturing():
+        return make(*given)
+    return apart.made(_made_on, device, make, given)
+
+
+def _made_on(device, make, given):
+    with torch.cuda.device(device):
+        made = make(*given)
+        settle(device)
+        return made
 
 
 def expect_no_capture(before: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from tilewright.devices.cuda.launcher import KEYS, CachedLaunch, lasting
+from tilewright.devices.cuda.launcher import KEYS, CachedLaunch, lasting, lasting_memory
 from tilewright.devices.cuda.tape import recorded  # noqa: F401  of the contract
 from tilewright.slices.cuda import code_kernels, forms, selection_kernels
 from tilewright.slices.selection import padded
@@ -156,11 +156,13 @@ class Selection:
     @lru_cache(KEYS)  # noqa: B019
     def _always_of(self, ranges):
         numbers = [number for one in ranges or ((0, 0),) for number in one]
-        return torch.tensor(numbers, dtype=torch.int32, device=self._device)
+        made = partial(torch.tensor, numbers, dtype=torch.int32, device=self._device)
+        return lasting_memory(self._device, made)
 
     @lru_cache(KEYS)  # noqa: B019
     def _all_of(self, n_keys):
-        return torch.full((self.layout.batch,), n_keys, dtype=torch.int32, device=self._device)
+        made = partial(torch.full, (self.layout.batch,), n_keys, dtype=torch.int32, device=self._device)
+        return lasting_memory(self._device, made)
 
     # What a `CachedLaunch` starts: each returns the result, the compiled kernel, its grid and what follows the tensors.
 
