@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from tilewright.core import _internals
 from tilewright.core.errors import ConfigError, PatternError, Unavailable
 from tilewright.integrations._calls import Calls
 from tilewright.nn.attention import BiasPlans, LayerBias, PairBias, Patterned
@@ -72,22 +73,21 @@ class Sparsified:
             layer.__class__ = _changed(Attention, type(layer))  # type: ignore[arg-type]  # timm's own class has it
             layer._sparse, layer._plans = state, BiasPlans()
             # In a tuple: it is no part of the layer.
-            own = getattr(layer, "relative_position_bias_table", None) is not None
-            layer._shared = () if own or shared is None else (shared,)
-        _hook(model)
+            layer._form = form = _Form.of(layer)
+            layer._shared = () if form.table or shared is None else (shared,)
+        _enclose(model)
 
     def remove(self) -> None:
         """Give the model back as it was."""
         remove(self.model)
 
 
-def remove(model: torch.nn.Module) -> None:
+def remove(model: Any) -> None:
     """Give a model that `sparsify` changed, or a copy of one, back as it was."""
-    _unhook(model)
-    for module in (model, *_layers(model)):
+    for module in (model, model.patch_embed, *model.blocks, *_layers(model)):
         if isinstance(module, _Changed):
             module.__class__ = module.OWN
-            for name in ("_sparse", "_plans", "_shared"):
+            for name in ("_sparse", "_plans", "_shared", "_form", "_first", "_last"):
                 vars(module).pop(name, None)
 
 
@@ -124,11 +124,31 @@ class Model(_Changed):
 
     def prune_intermediate_layers(self, *arguments: Any, **named: Any) -> Any:
         """As timm's. Tokens are put back after the last block that is left."""
-        _unhook(self)
         try:
             return super().prune_intermediate_layers(*arguments, **named)  # type: ignore[misc]  # timm's own class has it
         finally:
-            _hook(self)
+            _enclose(self)
+
+
+class Patches(_Changed):
+    """What embeds the patches of a model: a call begins."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """As timm's own."""
+        self._sparse.see(self, x)
+        return super().forward(x)  # type: ignore[misc]  # timm's own class has it
+
+
+class Block(_Changed):
+    """A block of a model: tokens are in plan order from the first sparse block to the last."""
+
+    def forward(self, x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        """As timm's own."""
+        self._sparse.calls.begin(x)
+        if self._first:
+            x = self._sparse.enter(x)
+        x = super().forward(x, *arguments, **named)  # type: ignore[misc]  # timm's own class has it
+        return self._sparse.leave(x) if self._last else x
 
 
 class Attention(_Changed):
@@ -153,27 +173,67 @@ class Attention(_Changed):
             raise PatternError("sparse attention: expected no mask beside the pattern, found attn_mask or is_causal")
         if self.training and self.attn_drop.p:
             raise PatternError(f"sparse attention: expected no attention dropout in training, found {self.attn_drop.p}")
-        call = self._sparse.call()
-        q, k, v = _projected(self, x)
+        call, form = self._sparse.call(), self._form
+        q, k, v = _projected(self, form, x)
         if rope is not None:
             rope = self._sparse.rotations(rope, call)
             q, k = (_rotated(each, rope, getattr(self, "rotate_half", False)).type_as(v) for each in (q, k))
         bias = self._bias(shared_rel_pos_bias)
         out = self._sparse.attention.attend(q, k, v, call.grid, bias=bias, ordered=call.ordered)
         out = out.transpose(1, 2).flatten(2)
-        if getattr(self, "norm", None) is not None:
+        if form.norm:
             out = self.norm(out)
-        if getattr(self, "gate", None) is not None:
+        if form.gate:
             out = out * self.gate(x).sigmoid()
         return self.proj_drop(self.proj(out))
 
+    @_internals.constant
+    def _plan_bias(self, plan):
+        self._plans.made(plan, _TableBias(self, self._plans))
+        return True
+
     def _bias(self, shared):
         """What is added to the scores, or None. shared: what the model made of a bias of all layers."""
-        if getattr(self, "relative_position_bias_table", None) is not None:
+        if self._form.table:
             return _TableBias(self, self._plans)
         if self._shared:
             return _TableBias(self._shared[0], self._plans)
-        return None if shared is None else PairBias(shared.view(shared.shape[-3:]), self._plans)
+        shape = () if shared is None else tuple(shared.shape[-3:])
+        return None if shared is None else PairBias(shape, self._plans, shared.view(shape))
+
+
+class _Form(NamedTuple):
+    """What a layer of timm's consists of. To ask a module for what it has not takes the host microseconds."""
+
+    head_dim: int
+    # Queries, keys and values by one projection, which has a bias for each.
+    fused: bool
+    biases: bool
+    # Of queries and keys, of the result, and its gate.
+    qk_norm: bool
+    norm: bool
+    gate: bool
+    # Neighbouring heads of queries that share keys and values.
+    groups: int
+    table: bool
+
+    @classmethod
+    def of(cls, layer: Any) -> "_Form":
+        """The form of a layer."""
+
+        def has(name):
+            return getattr(layer, name, None) is not None
+
+        return cls(
+            head_dim=_head_dim(layer),
+            fused=has("qkv"),
+            biases=has("q_bias"),
+            qk_norm=has("q_norm"),
+            norm=has("norm"),
+            gate=has("gate"),
+            groups=getattr(layer, "num_kv_groups", 1),
+            table=has("relative_position_bias_table"),
+        )
 
 
 class _Call(NamedTuple):
@@ -191,9 +251,9 @@ class _State:
         # `orders`: whether tokens stay in timm's order between the blocks.
         self.calls, self.orders = Calls(), Calls()
 
-    def see(self, patch_embed, arguments):
+    def see(self, patch_embed, images):
         """Before the patches are embedded: a call begins, with the grid of these images."""
-        height, width = arguments[0].shape[-2:]
+        height, width = images.shape[-2:]
         grid = tuple(map(int, patch_embed.dynamic_feat_size((height, width))))
         ordered = self.keeps and not self.attention.full and not self.orders.now()
         self.calls.enter(_Call(grid, ordered), self.attention.n_special + grid[0] * grid[1])  # type: ignore[arg-type]  # timm's own class has it
@@ -205,19 +265,15 @@ class _State:
             raise PatternError("sparse attention: expected images through patch_embed before tokens, found none")
         return found
 
-    def begin(self, block, arguments):
-        """Before each block."""
-        self.calls.begin(arguments[0])
-
-    def enter(self, block, arguments):
-        """Before the first sparse block."""
+    def enter(self, x):
+        """Tokens of the first sparse block."""
         call = self.call()
-        return (self.attention.enter(arguments[0], call.grid), *arguments[1:]) if call.ordered else None
+        return self.attention.enter(x, call.grid) if call.ordered else x
 
-    def leave(self, block, arguments, out):
-        """After the last sparse block."""
+    def leave(self, x):
+        """Tokens after the last sparse block."""
         call = self.call()
-        return self.attention.leave(out, call.grid) if call.ordered else None
+        return self.attention.leave(x, call.grid) if call.ordered else x
 
     def rotations(self, rope, call):
         """Rotations [..., N, 2 D] (sine, cosine) of all tokens, as they stand, of those of the patches."""
@@ -232,23 +288,15 @@ class _State:
         return self.attention.enter(rope.reshape(-1, n, width), call.grid).reshape(*others, n, width)
 
 
-def _hook(model):
-    """Have a model's blocks tell its state of calls; tokens stand in plan order in the sparse ones."""
-    state = model._sparse
+def _enclose(model):
+    """Have a model's patches and blocks tell its state of calls; tokens are in plan order in the sparse blocks."""
     sparse = [block for block in model.blocks if isinstance(getattr(block, "attn", None), Attention)]
-    model.patch_embed.register_forward_pre_hook(state.see)
+    for change, module in ((Patches, model.patch_embed), *((Block, block) for block in model.blocks)):
+        if not isinstance(module, _Changed):
+            module.__class__ = _changed(change, type(module))  # type: ignore[arg-type]  # a class is hashable
+        module._sparse = model._sparse
     for block in model.blocks:
-        block.register_forward_pre_hook(state.begin)
-    if sparse:
-        sparse[0].register_forward_pre_hook(state.enter)
-        sparse[-1].register_forward_hook(state.leave)
-
-
-def _unhook(model):
-    for module in (model.patch_embed, *model.blocks):
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), _State)]:
-                del hooks[key]
+        block._first, block._last = sparse[:1] == [block], sparse[-1:] == [block]
 
 
 def _layers(model):
@@ -308,22 +356,22 @@ def _head_dim(layer):
     return layer.qkv.out_features // 3 // layer.num_heads if own is None else own
 
 
-def _projected(own, x):
+def _projected(own, form, x):
     """Queries, keys and values [B, H, N, D] of tokens x [B, N, C], by the layer's own projections and norms."""
-    if getattr(own, "qkv", None) is None:
-        q, k, v = (each(x) for each in (own.q_proj, own.k_proj, own.v_proj))
-    elif getattr(own, "q_bias", None) is None:
-        q, k, v = own.qkv(x).chunk(3, dim=-1)
+    if form.fused:
+        if not form.biases:
+            made = own.qkv(x)
+        else:
+            bias = torch.cat((own.q_bias, own.k_bias, own.v_bias))
+            made = own.qkv(x) + bias if own.qkv_bias_separate else F.linear(x, own.qkv.weight, bias)
+        q, k, v = made.view(*x.shape[:2], 3, -1, form.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
     else:
-        bias = torch.cat((own.q_bias, own.k_bias, own.v_bias))
-        q, k, v = (own.qkv(x) + bias if own.qkv_bias_separate else F.linear(x, own.qkv.weight, bias)).chunk(3, dim=-1)
-    dim = _head_dim(own)
-    q, k, v = (each.unflatten(-1, (-1, dim)).transpose(1, 2) for each in (q, k, v))
-    if hasattr(own, "q_norm"):
+        made = (each(x) for each in (own.q_proj, own.k_proj, own.v_proj))
+        q, k, v = (each.unflatten(-1, (-1, form.head_dim)).transpose(1, 2) for each in made)
+    if form.qk_norm:
         q, k = own.q_norm(q), own.k_norm(k)
     # Of grouped queries, keys and values are shared by neighbouring heads.
-    groups = getattr(own, "num_kv_groups", 1)
-    return (q, k, v) if groups == 1 else (q, *(each.repeat_interleave(groups, dim=1) for each in (k, v)))
+    return (q, k, v) if form.groups == 1 else (q, *(each.repeat_interleave(form.groups, dim=1) for each in (k, v)))
 
 
 def _rotated(x, rope, half):

@@ -205,7 +205,8 @@ def _patterned(module, q, k, v, mask, scale):
     if known != key:
         found, plans = Patterned(pattern, q.shape[1], q.shape[3], n_special, scale=scale), BiasPlans()
         module._tilewright = key, found, plans
-    bias = None if mask is None else PairBias(mask.expand(-1, q.shape[1], -1, -1)[0], plans)
+    values = None if mask is None else mask.expand(-1, q.shape[1], -1, -1)[0]
+    bias = None if values is None else PairBias(tuple(values.shape), plans, values)
     return found.attend(q, k, v, grid, bias=bias)
 
 

@@ -46,7 +46,8 @@ def site_of(graph: "Graph", heads: int, head_dim: int, planned: Plans | None = N
 class Patterned:
     """Attention over one pattern, whatever the grid. It holds no parameters; models and their layers may share it.
 
-    pattern: as `patterns.graph` takes it. n_special: tokens before the grid. heads: of the model.
+    pattern: as `patterns.graph` takes it. n_special: tokens before the grid. heads: of the model. full: whether the
+    pattern is ``full``, by name.
     """
 
     def __init__(
@@ -67,34 +68,36 @@ class Patterned:
         self.pattern, self.heads, self.head_dim, self.n_special = pattern, heads, head_dim, n_special
         self.scale = head_dim**-0.5 if scale is None else scale
         self.plans = plans
+        # Torch's dense attention then runs, with no plan.
+        self.full = isinstance(pattern, str) and patterns.parse(pattern)[0] is patterns.NAMED[patterns.FULL][1]
         self._planned_dim = -(-head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
         self._by_grid: dict[tuple[int, int], attention_sites.Site] = {}
         self._plans: dict[tuple, object] = {}
 
-    @property
-    def full(self) -> bool:
-        """Whether the pattern is ``full``, by name: torch's dense attention then runs, with no plan."""
-        return isinstance(self.pattern, str) and patterns.parse(self.pattern)[0] is patterns.NAMED[patterns.FULL][1]
-
     def site(self, grid: Any) -> attention_sites.Site:
         """The `Site` for a grid of ``(rows, columns)``. Raises as `patterns.graph`."""
+        if torch.compiler.is_dynamo_compiling():
+            self._ready(grid)
         if grid not in self._by_grid:
-            self._by_grid[grid] = self._site(grid)
+            graph = patterns.graph(self.pattern, grid, self.n_special)
+            self._by_grid[grid] = site_of(graph, self.heads, self._planned_dim, self.plans)
         return self._by_grid[grid]
-
-    @_internals.uncompiled
-    def _site(self, grid):
-        graph = patterns.graph(self.pattern, grid, self.n_special)
-        return site_of(graph, self.heads, self._planned_dim, self.plans)
 
     def plan(self, grid: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Any:
         """The plan for a grid, without a bias; tokens in plan order where it is called with ``ordered=True``."""
         key = grid, dtype, device
+        if torch.compiler.is_dynamo_compiling():
+            self._ready(*key)
         if key not in self._plans:
             self._plans[key] = self._plan(*key)
         return self._plans[key]
 
-    @_internals.uncompiled
+    @_internals.constant
+    def _ready(self, grid, dtype=None, device=None):
+        """Make the site, or the plan, before a compiler looks for it: it cannot follow how."""
+        apart.made(*((self.site, grid) if dtype is None else (self.plan, grid, dtype, device)))
+        return True
+
     def _plan(self, grid, dtype, device):
         found = apart.made(planning._plan, self.site(grid), dtype, device)
         if self.scale != self._planned_dim**-0.5:
@@ -183,7 +186,24 @@ class BiasPlans:
         A program is exported after a call with such tokens. Raises `PatternError` where there was none.
         """
         key = plan, type(bias).__name__
+        # A compiler cannot follow how a plan is made. It does not see who looks.
+        if torch.compiler.is_dynamo_compiling() and not self._has(key[1]):
+            bias.ready(self, plan)
         return self._taking[key] if key in self._taking else self._made(key, bias)
+
+    @_internals.constant
+    def _has(self, name):
+        return any(known == name for _, known in self._taking)
+
+    @_internals.constant
+    def of_pairs(self, plan: str, shape: tuple[int, ...]) -> bool:
+        """Make the plan for a `PairBias` of a shape; plan: its name."""
+        self.made(plan, PairBias(shape, self))
+        return True
+
+    def made(self, plan: str, bias: Any) -> None:
+        """Make the plan for a bias; plan: its name."""
+        self._made((operators.named(plan), type(bias).__name__), bias)
 
     @_internals.uncompiled
     def _made(self, key, bias):
@@ -220,6 +240,12 @@ class LayerBias:
         """A bias of this form."""
         return Bias(torch.zeros(self.table().shape, dtype=torch.float32, device="cpu"), self.index)
 
+    def ready(self, plans: Any, plan: "Plan") -> None:
+        """Have the module's `_plan_bias` make the plan for its bias, where it has one."""
+        made = getattr(self.source, "_plan_bias", None)
+        if made is not None:
+            made(plan._name)
+
     def planned(self, plan: "Plan") -> Any:
         """``(plan that takes a table, the table)``."""
         return self._plans.taking(plan, self), self.table()
@@ -228,9 +254,9 @@ class LayerBias:
 class PairBias:
     """A bias [H, N, N] that a model makes in every call: one plan takes it."""
 
-    def __init__(self, values: torch.Tensor, plans: Any):
-        """values: of this call. plans: `BiasPlans` of the layer."""
-        self._values, self._plans = values, plans
+    def __init__(self, source: tuple[int, ...], plans: Any, values: Any = None):
+        """source: the shape. plans: `BiasPlans` of the layer. values: of this call."""
+        self.source, self._plans, self._values = source, plans, values
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """The bias [1, H, N, N]."""
@@ -238,7 +264,11 @@ class PairBias:
 
     def empty(self) -> Any:
         """A bias of this form."""
-        return torch.zeros(self._values.shape, dtype=torch.float32, device="cpu")
+        return torch.zeros(self.source, dtype=torch.float32, device="cpu")
+
+    def ready(self, plans: Any, plan: "Plan") -> None:
+        """Have `plans` make the plan for a bias of this shape."""
+        plans.of_pairs(plan._name, self.source)
 
     def planned(self, plan: "Plan") -> Any:
         """``(plan that takes a bias, the bias)``."""
@@ -366,6 +396,11 @@ class SparseAttention(nn.Module):
     def leave(self, x: torch.Tensor, grid: tuple[int, ...] | None = None) -> torch.Tensor:
         """Undo `enter`."""
         return self.attention.leave(x, self.grid if grid is None else _grid(grid))
+
+    @_internals.constant
+    def _plan_bias(self, plan):
+        self._plans.made(plan, _OwnBias(self, self._plans))
+        return True
 
     def bias_index(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
         """Places of (query, key) pairs, int arrays that broadcast, in the bias table; the last is of special tokens."""
