@@ -13,8 +13,15 @@ from tilewright import masks
 from tilewright.packed import pruners
 from tilewright_study import config, experiments, figures, tables
 
-# Parts of the study, as docs/running.md has them.
-DOCUMENTED = re.findall(r"^snakemake (.+?)(?:  +#.*)?$", (ROOT / "docs/running.md").read_text(), re.MULTILINE)
+# Parts of the study, as pages have them; a reader's own profile is a copy of the one for clusters.
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/tutorials").glob("*.md")]
+DOCUMENTED = sorted(
+    {
+        line.replace("profiles/mine", "profiles/slurm-a100").removesuffix(" -n --quiet rules")
+        for page in PAGES
+        for line in re.findall(r"^ *snakemake (.+?)(?: +#.*)?$", page.read_text(), re.MULTILINE)
+    }
+)
 # The rules of experiments whose cases need no file of the study.
 EXPERIMENTS = ("experiment", "experiment_on_host", "experiment_untimed")
 
