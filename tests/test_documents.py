@@ -100,6 +100,11 @@ def unlinked(page):
 
 
 @pytest.mark.parametrize("path", USERS, ids=str)
+def test_pages_for_users_are_short(path):
+    assert len(re.findall(r"[A-Za-z][\w'-]*", re.sub(r"\]\([^)]*\)", "]", sentences(path)))) <= 900
+
+
+@pytest.mark.parametrize("path", USERS, ids=str)
 def test_nouns_of_the_glossary_are_linked_where_a_page_first_has_them(path):
     assert list(unlinked(sentences(path))) == []
 
