@@ -166,7 +166,7 @@ def test_broken_csr_is_refused(indptr, indices, shape, message):
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        pytest.param(np.ones(3, bool), r"two dimensions, found shape \(3,\)", id="vector"),
+        pytest.param(np.ones(3, bool), r"\[N_q, N_k\], found shape \(3,\)", id="vector"),
         pytest.param(np.array([[1, 2]]), "found the value 2", id="two"),
         pytest.param(np.array([[1.0, np.nan]]), "found NaN", id="nan"),
         pytest.param(np.array([["yes"]]), "found dtype <U3", id="text"),

@@ -29,12 +29,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tilewright {__version__}")
-    known = parser.add_subparsers(dest="command", metavar="command", required=True)
+    known = parser.add_subparsers(dest="command", metavar="command")
     for name in commands.NAMES:
         module = commands.member(name)
-        said = (module.__doc__ or "").partition("\n\n")[0]
-        module.arguments(known.add_parser(name, help=said.splitlines()[0].rstrip("."), description=said))
+        said = module.__doc__ or ""
+        shown = next(line for line in examples.splitlines() if line.startswith(f"tilewright {name}"))
+        subparser = known.add_parser(
+            name,
+            help=said.splitlines()[0].rstrip("."),
+            description=said,
+            epilog=f"example:\n  {shown}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.arguments(subparser)
     chosen = vars(parser.parse_args(arguments))
+    if chosen["command"] is None:
+        parser.print_help(sys.stderr)
+        return 2
     logging.basicConfig(format="%(message)s")
     try:
         return commands.member(chosen.pop("command")).run(**chosen) or 0

@@ -277,7 +277,7 @@ def stacked(patterns: list[Graph]) -> Graph:
     for number, other in enumerate(patterns):
         if other.shape != first.shape:
             raise PatternError(
-                f"patterns: expected shape {first.shape}, as of the first, found {other.shape} at {number}"
+                f"patterns: expected the shape of the first, {first.shape}, found {other.shape} at {number}"
             )
         if other.row_order is not None:
             raise PatternError(f"patterns: expected graphs in their natural order, found one reordered at {number}")
@@ -356,7 +356,7 @@ def from_pattern(pattern: Any, **keywords: Any) -> Graph:
 def _one_slice(dense):
     """The slice [N_q, N_k] that all leading dimensions of `dense` have in common. Raises `PatternError`."""
     if dense.ndim < 2:
-        raise PatternError(f"expected a pattern of two dimensions, found shape {dense.shape}")
+        raise PatternError(f"expected a pattern [N_q, N_k], found shape {dense.shape}")
     slices = dense.reshape(math.prod(dense.shape[:-2]), *dense.shape[-2:])
     for i in range(1, len(slices)):
         if not np.array_equal(slices[i], slices[0]):
@@ -366,7 +366,7 @@ def _one_slice(dense):
                 f"at {where} differs from the first; make a plan for each"
             )
     if not len(slices):
-        raise PatternError(f"expected a pattern of two dimensions, found shape {dense.shape}")
+        raise PatternError(f"expected a pattern [N_q, N_k], found shape {dense.shape}")
     return slices[0]
 
 
@@ -508,5 +508,5 @@ def _tensor(path):
         return found.detach().numpy()
     found = found.to_sparse_coo().coalesce()
     if found.ndim != 2:
-        raise PatternError(f"{path}: expected a sparse tensor of two dimensions, found shape {tuple(found.shape)}")
+        raise PatternError(f"{path}: expected a sparse tensor [N_q, N_k], found shape {tuple(found.shape)}")
     return coo_array((found.values().numpy(), tuple(found.indices().numpy())), tuple(found.shape))

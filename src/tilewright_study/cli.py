@@ -1,5 +1,6 @@
 """The thin shell around a stage's function: parse the command line, call it, turn errors into one line."""
 
+import argparse
 import json
 import os
 import sys
@@ -15,6 +16,13 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 # Characters of an error.
 MOST = 2000
+
+
+def parser_for(text):
+    """A parser from a script's docstring: what the script does, and in the last paragraph an example."""
+    said, _, example = text.strip().rpartition("\n\n")
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=said, epilog=f"example:\n  {example}", formatter_class=form)
 
 
 def script(parser, run):
@@ -54,8 +62,8 @@ def timing_options(add, seed):
     add: a parser's ``add_argument``; seed: what is drawn from it.
     """
     add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
-    add("--rse", type=flags.positive, default=0.02, help="stop at this relative standard error (default: 0.02)")
-    add("--min-repetitions", type=flags.count, default=10, help="but not before this number of calls (default: 10)")
+    add("--rse", type=flags.positive, default=0.02, help="stop timing at this relative standard error (default: 0.02)")
+    add("--min-repetitions", type=flags.count, default=10, help="time at least this number of calls (default: 10)")
     add("--seed", type=flags.seed, default=0, help=f"seed of {seed} (default: 0)")
 
 
@@ -64,9 +72,9 @@ def attention_options(add, dtype):
 
     add: a parser's ``add_argument``; dtype: the default type, in words.
     """
-    add("--heads", type=flags.count, help="attention heads (default: of the model)")
-    add("--head-dim", type=flags.count, help="dimension of a head (default: of the model)")
-    add("--dtype", help=f"float32, float16 or bfloat16 (default: {dtype})")
+    add("--heads", type=flags.count, help="number of attention heads (default: the model's)")
+    add("--head-dim", type=flags.count, help="dimension of a head (default: the model's)")
+    add("--dtype", help=f"type of the tensors: float32, float16 or bfloat16 (default: {dtype})")
 
 
 def compile_option(add):
@@ -77,7 +85,7 @@ def compile_option(add):
     add(
         "--compile-only",
         action="store_true",
-        help="time nothing; compile, and list what torch keeps",
+        help="compile only, without timing, and list the files that torch keeps",
     )
 
 

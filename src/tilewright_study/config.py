@@ -92,7 +92,7 @@ class Training(Section, frozen=True):
         sections.at_least("training.size", 32, [self.size])
         sections.at_least("training.batch", 1, [self.batch])
         if self.batch is not None and self.size is None:
-            raise ConfigError("training.batch: expected a size beside it, found none")
+            raise ConfigError("training.batch: expected training.size, too, found none")
 
     def minutes_of(self, network, recipe):
         """How long a network takes by a recipe."""

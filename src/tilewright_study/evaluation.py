@@ -90,7 +90,7 @@ def run(model, data, checkpoint, attention, split, count, batch, classes, device
 def _spread(images, count):
     """Numbers of `count` of so many images, evenly spread: folders come class by class. Raises `ArtifactError`."""
     if not images:
-        raise ArtifactError("--data: expected images in the split, found none")
+        raise ArtifactError("--data: expected images in the split, found none; the layout is FOLDER/<split>/<class>/*")
     count = images if count is None else min(count, images)
     return [place * images // count for place in range(count)]
 

@@ -115,14 +115,14 @@ def views(family, network, pixels, place=None):
     """
     if family == "dynamicvit":
         if place is not None:
-            raise ConfigError("--token: DynamicViT's picture is of the patches it keeps; expected no query token")
+            raise ConfigError("--token: DynamicViT's picture shows the kept patches; leave --token out")
         return list(_kept(network, pixels))
     if family == "deit":
-        raise ConfigError("--output: a DeiT attends to everything; expected no picture to draw")
+        raise ConfigError("--output: a DeiT has dense attention and no picture; leave --output out")
     stages = {"vision_longformer": _longformer_stages, "regionvit": _region_stages}[family](network)
     size = network.options.image_size
     if not stages:
-        raise ConfigError(f"no stage is sparse on images of {size} pixels: expected larger ones, to draw a pattern")
+        raise ConfigError(f"no stage is sparse on images of {size} pixels: pass larger images to draw a pattern")
     query = _query(place, size, stages[0])
     return [_attended(stage, query, size) for stage in stages]
 

@@ -61,17 +61,17 @@ def known(place, what, names, members):
 
 
 def selection(place, names):
-    """Raise `ConfigError` unless there is a name, and none stands twice."""
+    """Raise `ConfigError` unless there is a name, and none appears twice."""
     if not names:
         raise ConfigError(f"{place}: expected at least one name, found none")
     distinct(place, names)
 
 
 def distinct(place, values):
-    """Raise `ConfigError` for a value that stands twice."""
+    """Raise `ConfigError` for a value that appears twice."""
     twice = [value for i, value in enumerate(values) if value in values[:i]]
     if twice:
-        raise ConfigError(f"{place}: {twice[0]!r} stands twice")
+        raise ConfigError(f"{place}: {twice[0]!r} appears twice")
 
 
 def at_least(place, bound, values):

@@ -114,7 +114,7 @@ def test_a_mask_mod_may_read_the_head():
 
 def test_a_mask_mod_that_raises_is_refused_in_one_line():
     allowed = torch.ones(1, 20, 30, dtype=torch.bool)
-    with pytest.raises(tw.errors.PatternError, match="mask_mod: evaluated on cpu for batch entry 1, head 0: index 1"):
+    with pytest.raises(tw.errors.PatternError, match="b=1, h=0 on cpu failed: index 1"):
         make(lambda b, h, q_idx, kv_idx: allowed[b, q_idx, kv_idx], shape=(20, 30))
 
 
@@ -170,7 +170,7 @@ def test_a_block_mask_of_blocks_alone_is_a_pattern():
 
 def test_another_shape_than_that_of_a_block_mask_is_refused():
     mask = flex_attention.create_block_mask(near, None, None, 90, 75, device="cpu")
-    with pytest.raises(tw.errors.PatternError, match=r"expected that of the pattern, \(90, 75\), found \(90, 90\)"):
+    with pytest.raises(tw.errors.PatternError, match=r"the pattern's \(N_q, N_k\), \(90, 75\), found \(90, 90\)"):
         make(mask, shape=(90, 90))
     assert as_graph(mask, (90, 75)).shape == (90, 75)
 
@@ -734,7 +734,7 @@ def test_a_strictly_exported_program_finds_its_plan_in_another_process(tmp_path,
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     error, digest = done.stdout.splitlines()
-    assert f"calls the plan {planned.digest()}, which is not here" in error and "tilewright.load(path)" in error
+    assert f"calls the plan {planned.digest()}, which is not loaded" in error and "tilewright.load(path)" in error
     assert digest == planned.digest()
 
 

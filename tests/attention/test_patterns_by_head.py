@@ -309,17 +309,17 @@ BAD = {
     "shapes": (
         [*random_masks(2), random_masks(1, n_q=9)[0]],
         {},
-        r"expected one shape, found \(70, 60\) and \(9, 60\)",
+        r"expected one shape \(N_q, N_k\), found \(70, 60\), and \(9, 60\) at",
     ),
     "images": (list(random_masks(2)), {"by": "image", "images": 3}, "one for each of 3 images, found 2"),
-    "list in a list": ([random_masks(H)] * H, {}, "one pattern for each entry of the list, found one that differs"),
+    "list in a list": ([random_masks(H)] * H, {}, "one pattern in each entry, found an entry that differs by head"),
     "images in a list": (
         [random_masks(2, 1)] * 2,
         {"by": "image"},
-        "those of one image in each entry, found those of 2",
+        "patterns of one image in each entry, found an entry of 2 images",
     ),
-    "no image": (random_masks(H), {"images": 0}, "images: expected an integer, at least 1, found 0"),
-    "number of images": (lambda b, h, q, k: q >= k + b, {"shape": (9, 9)}, "say of how many it is, by images="),
+    "no image": (random_masks(H), {"images": 0}, "images: expected an integer of at least 1, found 0"),
+    "number of images": (lambda b, h, q, k: q >= k + b, {"shape": (9, 9)}, "state the number of patterns by images="),
     "values": (2 * random_masks(H).int(), {}, "expected a boolean or 0/1 pattern, found the value 2"),
     "not a number": (
         random_masks(H).float().log(),
@@ -333,7 +333,11 @@ BAD = {
         {},
         "BlockMask: expected 1 or 3 heads, found 2",
     ),
-    "no keys": (lambda b, h, q, k: q >= k, {"shape": (9, 0)}, r"shape: expected 2 integers, .*found \(9, 0\)"),
+    "no keys": (
+        lambda b, h, q, k: q >= k,
+        {"shape": (9, 0)},
+        r"shape: expected 2 integers of at least 1, found \(9, 0\)",
+    ),
 }
 
 

@@ -412,7 +412,7 @@ def test_a_plan_runs_where_its_times_no_longer_hold(tmp_path, archives, qkv, mon
     here = other(devices.describe("cpu"), **change)
     monkeypatch.setattr(devices, "describe", lambda kind: here)
     assert outcome(tmp_path / "p.plan", qkv) == "right"
-    assert f"p.plan: {next(iter(change))} differ from when it was profiled" in caplog.text
+    assert f"p.plan: {next(iter(change))} differ from those that it was profiled with" in caplog.text
 
 
 # Written by version 0.1.0 on some processor; more are added when a format changes, and none is replaced.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -60,6 +61,11 @@ def test_help_of_every_command_is_light():
         assert all(each in text for each in (name or commands.NAMES))
 
 
+def test_no_command_shows_the_help_with_examples(capsys):
+    assert command.main([]) == 2
+    assert "tilewright bench window.plan" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", commands.NAMES)
 def test_an_unknown_option_is_exit_status_2(capsys, name):
     with pytest.raises(SystemExit) as stopped:
@@ -81,6 +87,13 @@ def test_a_named_pattern_is_planned_and_saved(tmp_path, capsys):
         _drawing.natural(found.graph).to_dense().tolist()
         == patterns.graph("window-5-g2", (8, 9), 2).to_dense().tolist()
     )
+
+
+@pytest.mark.parametrize(("most", "warns"), [(-1.0, True), (float("inf"), False)])
+def test_a_plan_that_is_made_on_a_busy_cpu_warns(tmp_path, capsys, monkeypatch, most, warns):
+    monkeypatch.setattr("tilewright.commands.plan.MOST_SPREAD", most)
+    assert command.main(["plan", "window-5", "--grid", "8x9", *SMALL, "-o", str(tmp_path / "w.plan")]) == 0
+    assert ("warning: the CPU seems busy" in capsys.readouterr().err) == warns
 
 
 def mask():
@@ -113,6 +126,8 @@ def test_a_workload_tells_its_heads(tmp_path, monkeypatch):
 
 
 class Saved:
+    profiles: ClassVar = {}
+
     def save(self, path):
         pass
 
@@ -123,16 +138,19 @@ class Saved:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["windw-5"], r"unknown pattern 'windw-5'; known: window-<side>.*workloads: vil-.*files ending in .npz, .npy"),
-        (["window-5"], "window-5: expected its grid, e.g. --grid 64x64, found none"),
+        (
+            ["windw-5"],
+            r"unknown pattern 'windw-5'; known: window-<side>.*such as vil-.*ending in .npz.*; did you mean window-5",
+        ),
+        (["window-5"], "window-5: expected a grid of rows x columns, e.g. --grid 64x64, found none"),
         (["window-5", "--grid", "64"], "--grid: expected rows x columns such as 64x64, found '64'"),
-        (["vil-tiny-64-s1", "--grid", "4x4"], "--grid: expected with a named pattern alone, found the workload"),
-        (["m.npy", "--grid", "4x4"], "--grid: expected with a named pattern alone, found the file m.npy"),
+        (["vil-tiny-64-s1", "--grid", "4x4"], "--grid: only a named pattern takes a grid, found the workload"),
+        (["m.npy", "--grid", "4x4"], "--grid: only a named pattern takes a grid, found the file m.npy"),
         (["none.npy"], "none.npy: no such file; expected a mask"),
         (["swin-4", "--grid", "6x6"], "whole windows of 4, found 6 x 6"),
         (
             ["window-5", "--grid", "6x6"],
-            "--heads: expected a positive number, which window-5 does not tell, found None",
+            "--heads: expected a positive number, found none; window-5 does not state it",
         ),
         (["window-5", "--grid", "6x6", "--heads", "2"], "--head-dim: expected a positive number"),
         (["window-5", "--grid", "6x6", *SMALL[:4], "--solver", "magic"], "unknown solver 'magic'"),
@@ -267,7 +285,7 @@ def test_what_cannot_be_timed_is_one_line(capsys, plan_file, options, line):
 def test_a_plan_with_a_bias_is_not_timed_beside_peers_without_one(capsys, tmp_path, plan_file):
     made = tw.load(plan_file)
     made.with_bias(torch.zeros(1, *made.graph.shape)).save(tmp_path / "b.plan")
-    assert "expected a plan without a bias" in fails(capsys, "bench", tmp_path / "b.plan")
+    assert "expected a plan without bias" in fails(capsys, "bench", tmp_path / "b.plan")
 
 
 def test_dense_attention_of_many_tokens_is_skipped(capsys, monkeypatch, plan_file):

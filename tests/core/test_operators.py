@@ -45,7 +45,9 @@ def test_the_operator_is_well_formed(plan):
 def test_a_plan_that_is_gone_is_named():
     q, k, v = torch.randn(3, 4)
     operators.register(Doubling("gone"))
-    with pytest.raises(ArtifactError, match=r"the plan gone, which is not here: .*load\(path\), and keep the plan"):
+    with pytest.raises(
+        ArtifactError, match=r"the plan gone, which is not loaded: .*load\(path\) first, and keep the plan"
+    ):
         torch.ops.tilewright.attend(q, k, v, "gone", True)
 
 
@@ -56,7 +58,7 @@ def test_a_plan_stands_for_an_equal_one_that_is_gone():
     for _ in range(2):
         assert torch.equal(torch.ops.tilewright.attend(q, k, v, "equal", True), q * 2)
         plans.pop(0)
-    with pytest.raises(ArtifactError, match="the plan equal, which is not here"):
+    with pytest.raises(ArtifactError, match="the plan equal, which is not loaded"):
         torch.ops.tilewright.attend(q, k, v, "equal", True)
 
 

@@ -120,12 +120,12 @@ def test_a_forward_mode_derivative_is_refused_and_never_zero(plan, transform):
     ],
 )
 def test_a_second_derivative_is_refused(plan, twice):
-    with pytest.raises(PatternError, match="expected a first derivative, found a second one"):
+    with pytest.raises(PatternError, match="plans have first derivatives only"):
         twice(plan)
 
 
 def test_a_transform_inside_of_functionalize_is_refused(plan):
-    with pytest.raises(PatternError, match="functionalize: expected no transform inside of it that a plan is called"):
+    with pytest.raises(PatternError, match="a plan cannot be called in a transform inside functionalize"):
         func.functionalize(func.grad(lambda q: plan(q, K, V).sum()))(Q)
 
 
@@ -220,7 +220,7 @@ READ = {
 
 @pytest.mark.parametrize(("call", "x"), READ.values(), ids=READ)
 def test_what_a_call_reads_on_the_host_is_refused_where_it_is_hidden(call, x):
-    with pytest.raises(PatternError, match=r"^\w+: expected .* found a tensor without values of its own.*one$"):
+    with pytest.raises(PatternError, match=r"^\w+: expected .* found a tensor without values, as torch.func, .*have$"):
         func.vmap(call)(torch.stack([x, x]))
 
 

@@ -181,7 +181,7 @@ def test_hunyuan_with_fewer_keys_answers_something_else(hunyuan, of_hunyuan):
 
 @pytest.mark.parametrize("name", ["native", "Slices", ""])
 def test_a_backend_has_a_name_of_its_own(name):
-    with pytest.raises(ConfigError, match=f"one that diffusers does not have, found '{name}'"):
+    with pytest.raises(ConfigError, match=f"a name that diffusers does not use, found '{name}'"):
         adapter.register(name)
 
 

@@ -182,7 +182,7 @@ def test_a_damaged_file_of_choices_is_named_and_made_anew(network, images, kerne
     other = networks.create("segformer", variant="b0", image_size=32, num_classes=5)
     with caplog.at_level(logging.WARNING):
         networks.choose_kernels(other, images)
-    assert f"kernels are chosen anew: {file}: expected" in caplog.text
+    assert f"kernels are chosen again: {file}: expected" in caplog.text
     assert other.operators.chosen == network.operators.chosen and file.read_text() == whole
 
 

@@ -503,7 +503,7 @@ def without_stage_3(state):
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        (of_mmsegmentation, "head of mmsegmentation 1.x, another function: .* expected linear_c1 to linear_c4"),
+        (of_mmsegmentation, "expected the head linear_c1 to linear_c4, .*, found the head of mmsegmentation 1.x"),
         (without_stage_3, "missing: backbone.block3"),
         (lambda s: s | {"decode_head.linear_pred.bias": torch.zeros(19)}, r"linear_pred.bias \[19\] for \[5\]"),
         (lambda s: {k: x for k, x in transformers_names(s).items() if ".value." not in k}, "not a checkpoint"),
@@ -558,7 +558,7 @@ def test_wrong_options_are_named(options, message):
 
 @pytest.mark.parametrize("attention", ["tilewright", "flex"])
 def test_an_attention_without_a_pattern_says_so(attention, inputs):
-    with pytest.raises(Unavailable, match=f"attention {attention}: SegFormer attends to everything, expected dense"):
+    with pytest.raises(Unavailable, match=f"attention {attention}: SegFormer's attention is dense: expected dense"):
         create(attention=attention)(inputs)
 
 

@@ -414,7 +414,7 @@ def test_a_damaged_plan_is_made_anew(cache, caplog):
     with caplog.at_level(logging.WARNING):
         at = site("tilewright")
         torch.testing.assert_close(attended(at.layer(), at, *tensors()).double(), oracle(*tensors()), atol=2e-5, rtol=0)
-    assert "a cached plan cannot be read and is made anew" in caplog.text
+    assert "a cached plan cannot be read and is made again" in caplog.text
     assert api.load(kept).graph.n_rows == TOKENS
 
 

@@ -184,7 +184,7 @@ def test_compiled_code_is_interrupted_by_dense_attention_for_its_gradients():
 
 def test_the_attention_of_a_network_that_is_gone_is_refused_by_name():
     q = torch.zeros(1, 1, 4, 8)
-    with pytest.raises(ArtifactError, match="calls the attention 0123, which is not here"):
+    with pytest.raises(ArtifactError, match="calls the attention 0123, which is not in this process"):
         torch.ops.tilewright.attend_at(q, q, q, torch.zeros(1, 2), [], "0123")
 
 

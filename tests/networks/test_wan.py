@@ -399,7 +399,7 @@ def test_unknown_names_are_refused():
 
 
 def test_a_plan_has_an_order_of_its_own(network):
-    with pytest.raises(ConfigError, match="expected none for attention window"):
+    with pytest.raises(ConfigError, match="expected none, since attention window has an order"):
         network.with_attention("window", order="voxel")(*inputs())
 
 

@@ -187,7 +187,7 @@ def test_calls_that_do_not_fit_are_named():
     with torch.no_grad():
         with pytest.raises(PatternError, match="expected 36 tokens, 1 special and a grid of 5 x 7, found 35"):
             made(torch.randn(1, 35, 36))
-        with pytest.raises(PatternError, match="expected that of the bias table"):
+        with pytest.raises(PatternError, match="expected the grid of the bias table"):
             made(torch.randn(1, 36, 36), (7, 5))
         q = torch.randn(1, 2, 36, 18)
         with pytest.raises(PatternError, match="of one dtype and device"):

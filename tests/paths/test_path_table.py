@@ -93,7 +93,7 @@ def test_promise_is_the_996th_of_1000():
     samples = np.random.default_rng(0).permutation(np.arange(1, 1001)).astype(float)
     assert table.promised(samples) == 996
     assert table.promised([5.0]) == 5.0
-    with pytest.raises(ConfigError, match="expected samples, found none"):
+    with pytest.raises(ConfigError, match="expected latencies in microseconds, found none"):
         table.promised([])
 
 

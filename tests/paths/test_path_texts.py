@@ -85,7 +85,7 @@ def test_what_is_no_path_is_named(text, message):
 
 
 def test_a_knob_that_the_network_lacks_is_named():
-    with pytest.raises(ConfigError, match="levels=12 is not for this network; its keys: scale"):
+    with pytest.raises(ConfigError, match="this network takes no levels=12; its keys: scale"):
         parse("3.4.6.3 levels=12", options(knobs=("scale",)))
 
 

@@ -71,8 +71,8 @@ def test_words_that_come_out_before_they_came_in_are_named(tmp_path, capsys):
         (DESIGN, "config_.*", "expected inputs that match 'config_.*'"),
         (DESIGN + "5 output 9 o\n", "a", "line 5: unknown node 9"),
         (DESIGN + "5 uext 1 -1 0\n6 output 5 o\n", "a", "line 5: unknown node -1"),
-        (DESIGN + "5 justice 1 3\n", "a", "line 5: justice is no part"),
-        (DESIGN + "5 fair 3\n", "a", "line 5: fair is no part"),
+        (DESIGN + "5 justice 1 3\n", "a", "line 5: expected a design without justice"),
+        (DESIGN + "5 fair 3\n", "a", "line 5: expected a design without fair"),
     ],
 )
 def test_a_design_that_cannot_be_read(text, chosen, message, tmp_path):
@@ -85,16 +85,16 @@ def test_a_design_that_cannot_be_read(text, chosen, message, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"system": "d.btor2", "layers": 4}, "--layers: of a tile alone, not of a --system"),
+        ({"system": "d.btor2", "layers": 4}, "--layers: apply to tiles; leave them out with --system"),
         (
             {"system": "d.btor2", "engine": "bmc", "component": "agg", "memory": "pub", "fix": "c.json"},
-            "--component, --memory, --engine, --fix: of a tile alone",
+            "--component, --memory, --engine, --fix: apply to tiles; leave them out",
         ),
         (
             {"system": "d.btor2", "stream": "identity-8x8", "monolithic": True},
-            "--stream, --monolithic: of a tile alone",
+            "--stream, --monolithic: apply to tiles; leave them out",
         ),
-        ({"stream": "identity-8x8", "solve": "a", "example": "e.csv"}, "--solve, --example: of a --system alone"),
+        ({"stream": "identity-8x8", "solve": "a", "example": "e.csv"}, "--solve, --example: apply to designs"),
         ({"stream": "identity-8x8", "time_limit": -1.0}, "--time-limit: expected seconds, at least 0, found -1"),
         (
             {"stream": "identity-8x8", "time_limit": float("nan")},
@@ -152,7 +152,7 @@ def test_without_a_compiler_rtl_is_not_run(tmp_path, monkeypatch, capsys):
     solve.hardware_of.cache_clear()
     configure.run(**ASKED | {"stream": "identity-8x8", "output": tmp_path / "c.json"})
     found = capsys.readouterr().out
-    assert "rtl: not run: RTL needs g++, which was not found" in found and "ok" not in found
+    assert "rtl: not run: RTL: expected the C++ compiler g++" in found and "ok" not in found
     assert "not run" in configuration_file.read(tmp_path / "c.json")[1]["verified"]["rtl"]
     solve.hardware_of.cache_clear()
 

@@ -198,7 +198,7 @@ def test_the_command_asks_one_question(tmp_path, modular, capsys):
     assert f"the one question over {len(stream)} cycles" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         configure.run(**ASKED | {"stream": tmp_path / "s.csv", "time_limit": 1.0, "output": tmp_path / "late.json"})
-    assert ended.value.code == 3 and "unknown: the solver gave up" in capsys.readouterr().out
+    assert ended.value.code == 3 and "unknown: the time limit ended" in capsys.readouterr().out
     assert json.loads((tmp_path / "late.json").read_text())["verdict"] == "unknown"
     streams.write(tmp_path / "few.csv", moved())
     configure.run(**ASKED | {"stream": tmp_path / "few.csv", "output": tmp_path / "few.json"})

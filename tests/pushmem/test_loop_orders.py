@@ -139,5 +139,5 @@ def test_an_order_that_is_unknown_or_breaks_a_dependence_is_refused(order, messa
 
 def test_a_stage_that_reduces_nothing_names_no_order_of_its_own():
     image = Input("in", (8, 8))
-    with pytest.raises(ProgramError, match="reduces nothing in time follows what it reads"):
+    with pytest.raises(ProgramError, match="without a reduction in time takes the order of its sources"):
         mapping.compile([Stage("s", (8, 8), lambda y, x: image[y, x] + 1, order=("i1", "i0"))])

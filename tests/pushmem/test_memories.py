@@ -104,7 +104,7 @@ def test_two_accesses_that_meet_are_named():
         "agg2sram0": Controller((), Affine(9), {"agg_row": Affine(0), "sram": Affine(0)}),
         "sram2tb1": Controller((), Affine(9), {"sram": Affine(0), "tb_row": Affine(0)}),
     }
-    with pytest.raises(ConflictError, match="cycle 9: agg2sram0 and sram2tb1 meet at the one port"):
+    with pytest.raises(ConflictError, match="cycle 9: agg2sram0 and sram2tb1 use the memory's only port"):
         PUB.run(recurrence.fired(Configuration("pub", known), PUB, 20), np.zeros((20, 2), dtype=np.int64))
 
 

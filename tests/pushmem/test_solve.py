@@ -461,7 +461,7 @@ def test_the_command(tmp_path, hardware):
                    "--output", "late.json", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 3 and "unknown" in done.stdout
     for words, message in (
-        (["--output", "x.json"], "expected --stream, or --system"),
+        (["--output", "x.json"], "expected --stream CSV, or --system"),
         (["--stream", "s.csv"], "expected --output or --verify"),
         (["--stream", "s.csv", "--component", "top2", "--output", "x.json"], "--component: unknown 'top2'"),
         (["--stream", "s.csv", "--layers", 5, "--output", "x.json"], "--layers: expected 0 to 4, found 5"),

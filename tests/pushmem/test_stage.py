@@ -71,7 +71,7 @@ def test_a_step_after_another_mapping_is_refused(tmp_path):
         run("gaussian-24", "pub", "configure", True, tmp_path)
     text = (tmp_path / "mapped.json").read_text()
     (tmp_path / "mapped.json").write_text(text.replace('"pes": 6', '"pes": 7'))
-    with pytest.raises(ArtifactError, match="found another mapping; map it again"):
+    with pytest.raises(ArtifactError, match="found another; run --step map again"):
         run("brighten_blur-24", "pub", "run", True, tmp_path)
     assert not (tmp_path / "run.csv").exists()
 

@@ -27,7 +27,7 @@ def tokens(device):
         (lambda x: x[:, :1], r"expected shape \(1, 2, {n}, .*\) as the lists are laid out, found"),
         (lambda x: x[0], r"expected shape \(1, 2, {n}, .*\) as the lists are laid out, found"),
         (lambda x: x.double(), r"expected float32, float16 or bfloat16, the same for q, k and v, found torch.float64"),
-        (lambda x: x.mT.contiguous().mT, r"expected the values of a head side by side, found stride"),
+        (lambda x: x.mT.contiguous().mT, r"expected stride 1 in the last dimension, found"),
         (lambda x: x.clone().requires_grad_(), r"slices have no backward; call this under torch.no_grad\(\)"),
     ],
 )
@@ -53,7 +53,7 @@ def test_gradients_are_not_recorded_without_need(lists, tokens):
 
 
 def test_memory_for_the_result_is_its_own(lists, tokens):
-    with pytest.raises(PatternError, match=r"^out: expected memory that no input uses, found that of q$"):
+    with pytest.raises(PatternError, match=r"^out: expected memory that no input uses, found the memory of q$"):
         slices.attend(**tokens, lists=lists, out=tokens["q"])
     with pytest.raises(PatternError, match=r"^out: expected shape \(1, 2, 130, 64\) as the lists are laid out, found"):
         slices.attend(**tokens, lists=lists, out=torch.empty_like(tokens["k"]))
@@ -110,7 +110,7 @@ def test_dense_attention_takes_tokens_of_one_kind(tokens):
         ("width", 256, "a power of two from 1 to 128, found 256"),
         ("budget", 0, r"a share of the keys in \(0, 1\], found 0"),
         ("budget", 1.01, r"a share of the keys in \(0, 1\], found 1.01"),
-        ("queries", 0, "an integer, at least 1, found 0"),
+        ("queries", 0, "an integer of at least 1, found 0"),
     ],
 )
 def test_layouts_are_sensible(option, value, message):
@@ -135,7 +135,7 @@ def test_a_layout_has_room_for_its_budget():
         (torch.ones(1, 1, 2, 4) > 0, "^mask: expected 1 groups, of 128 of 100 queries, found 2$"),
         (torch.ones(1, 2, 1, 4) > 0, "^mask: expected heads of 1 or 3, found 2$"),
         (torch.ones(2, 1, 1, 4) > 0, "^mask: expected batch of 1 or 4, found 2$"),
-        (torch.ones(1, 1, 1, 0) > 0, "^keys: expected an integer, at least 1, found 0$"),
+        (torch.ones(1, 1, 1, 0) > 0, "^keys: expected an integer of at least 1, found 0$"),
     ],
 )
 def test_masks_fit(mask, message):

@@ -129,9 +129,9 @@ def test_kept_lists_that_did_not_fit_are_told(device):
     "options,message",
     [
         ({"refresh": ()}, "refresh: expected at least one step at which lists are predicted, found none"),
-        ({"refresh": (0, -1)}, "refresh: expected an integer, at least 0, found -1"),
-        ({"first_dense": 0.1}, "first_dense: expected an integer, at least 0, found 0.1"),
-        ({"dense_layers": -1}, "dense_layers: expected an integer, at least 0, found -1"),
+        ({"refresh": (0, -1)}, "refresh: expected an integer of at least 0, found -1"),
+        ({"first_dense": 0.1}, "first_dense: expected an integer of at least 0, found 0.1"),
+        ({"dense_layers": -1}, "dense_layers: expected an integer of at least 0, found -1"),
         (
             {"shared": {"b": "a", "c": "b"}},
             "shared: expected branches that share another one's own lists, found 'c', which shares those of 'b'",

@@ -292,7 +292,7 @@ def test_compiled_as_one_graph(backend, device):
     ("stated", "error", "message"),
     [
         ({"text": (20, 20)}, PatternError, "^text: expected .* some of 40 queries and 40 keys, found 20 and 20$"),
-        ({"text": (-1, 0)}, PatternError, r"^text: expected 2 integers, at least 0 each, found \(-1, 0\)$"),
+        ({"text": (-1, 0)}, PatternError, r"^text: expected 2 integers of at least 0, found \(-1, 0\)$"),
         ({"lengths": torch.ones(2, dtype=torch.int32)}, PatternError, r"^lengths: .* of shape \(1,\), found .*\(2,\)$"),
         ({"lengths": torch.ones(1)}, PatternError, "^lengths: expected int32 or int64 .*, found torch.float32"),
         (

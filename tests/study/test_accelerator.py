@@ -76,7 +76,10 @@ def test_without_the_model_a_row_says_what_is_missing(monkeypatch):
     [
         ({"networks": {"swin-tiny-512": ["2.2.6.2"]}}, "expected networks named segformer-..., found 'swin-tiny-512'"),
         ({"networks": {"segformer-b9-512": []}}, "accelerators.networks: unknown network"),
-        ({"networks": {NAME: ["2.2.2.2", "2.2.2.2"]}}, "accelerators.networks.segformer-b0-64: '2.2.2.2' stands twice"),
+        (
+            {"networks": {NAME: ["2.2.2.2", "2.2.2.2"]}},
+            "accelerators.networks.segformer-b0-64: '2.2.2.2' appears twice",
+        ),
         ({"multipliers": [1, 2]}, "accelerators: hardware: expected some with 1 to 2 multipliers, found none"),
         ({"buffers": [[1, 1, 1]]}, r"accelerators: hardware 8x32x16 1\+1\+1: outputs_kib: expected room for one tile"),
         ({"files": ["none.yaml"]}, "accelerators: none.yaml: no such file"),

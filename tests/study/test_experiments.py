@@ -147,7 +147,7 @@ class Section(sections.Section, frozen=True):
     words: dict[str, tuple[str, ...]]
 
     def check(self, config):
-        """Raise `ConfigError` for a word that stands twice."""
+        """Raise `ConfigError` for a word that appears twice."""
         for name, words in self.words.items():
             sections.distinct(f"counted.words.{name}", words)
 
@@ -342,7 +342,7 @@ def jobs(directory, given, source):
 
 def test_its_mistakes_are_named(source, tmp_path):
     for words, message in (
-        ({"x": ["a", "a"]}, "counted.words.x: 'a' stands twice"),
+        ({"x": ["a", "a"]}, "counted.words.x: 'a' appears twice"),
         ({"x": [1]}, "Expected `str`, got `int` - at `$.counted.words[...][0]`"),
         (None, "experiments: 'counted' is selected; expected its section 'counted', found none"),
     ):

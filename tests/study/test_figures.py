@@ -813,7 +813,7 @@ def test_a_failed_write_leaves_what_was_there(study, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
-    with pytest.raises(ArtifactError, match="No space left on device; what was there before is unchanged"):
+    with pytest.raises(ArtifactError, match="No space left on device; an existing file is unchanged"):
         figures.draw("reorder_time", figures.needs("reorder_time", study), [path])
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 

@@ -100,7 +100,7 @@ def test_weights_that_are_trained_here_have_the_name_of_their_rule(name):
         ({"rungs": ["tuned"]}, "paths.rungs: unknown rung 'tuned'; known: trained, statistics"),
         ({"solver": "cplex"}, "paths.solver: unknown solver 'cplex'; known: exhaustive, highs, gurobi"),
         ({"bases": []}, "paths.bases: expected at least one name, found none"),
-        ({"alone": [""]}, "paths.alone: '' stands twice"),
+        ({"alone": [""]}, "paths.alone: '' appears twice"),
         ({"fit": 0}, "paths.fit: expected at least 1, found 0"),
         ({"data": "pictures"}, "paths.data: unknown source 'pictures'"),
     ],

@@ -131,7 +131,7 @@ def test_a_predictor_is_not_asked_for_where_it_is_not_used(trained, tmp_path):
     [
         ({"networks": {"deit-tiny-64-evit": [0]}}, "networks: expected networks that are not pruned, found 'deit-tiny"),
         ({"networks": {"vil-tiny-64": [0]}}, "expected networks that are not pruned, found 'vil-tiny-64'"),
-        ({"networks": {NAME: [1, 1]}}, r"pruned_accuracy.networks.deit-tiny-64: 1 stands twice"),
+        ({"networks": {NAME: [1, 1]}}, r"pruned_accuracy.networks.deit-tiny-64: 1 appears twice"),
         ({"networks": {NAME: [-1]}}, r"pruned_accuracy.networks.deit-tiny-64: expected at least 0, found -1"),
         ({"pruners": {"none": [{}]}}, "pruned_accuracy.pruners: unknown pruner 'none'; known: threshold_l2"),
         ({"batching": ["paded"]}, "pruned_accuracy.batching: unknown batching 'paded'"),

@@ -22,7 +22,7 @@ PAPER = ROOT / "expected/paper/push.csv"
     [
         ({"apps": ["gausian-64"]}, r"push.apps: unknown app 'gausian-64'; known: brighten_blur-<side>"),
         ({"apps": ["gaussian"]}, r"push.apps: unknown app 'gaussian'"),
-        ({"apps": ["gaussian-64", "gaussian-64"]}, r"push.apps: 'gaussian-64' stands twice"),
+        ({"apps": ["gaussian-64", "gaussian-64"]}, r"push.apps: 'gaussian-64' appears twice"),
         ({"memories": ["sram"]}, r"push.memory: unknown memory 'sram'; known: pub, dp"),
         ({"streams": {"identity-16x16": ["guess"]}}, r"push.streams.identity-16x16: unknown engine 'guess'"),
         ({"attention": ["vil-tiny-224-s9"]}, r"push.attention: "),

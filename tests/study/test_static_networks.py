@@ -174,7 +174,7 @@ def test_rows_of_static_networks_name_the_network_that_ran(settings):
     [
         (["segformer-b2-64.plain"], "stream.static: unknown network 'segformer-b2-64.plain'; known: " + SMALL),
         ([], "stream.static: expected networks for the contender static, found none"),
-        ([SMALL, SMALL], f"stream.static: '{SMALL}' stands twice"),
+        ([SMALL, SMALL], f"stream.static: '{SMALL}' appears twice"),
         (
             [SMALL, "segformer-b0-96.plain"],
             f"expected images of 64x64, as {SMALL} has them, found 96x96 of segformer-b0-96",

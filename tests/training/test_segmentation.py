@@ -379,7 +379,7 @@ def test_a_state_of_other_data_or_another_network_is_refused(tmp_path, network, 
         "segformer", variant=options["variant"], image_size=32, num_classes=options["classes"], seed=1
     )
     before = {name: x.clone() for name, x in made.state_dict().items()}
-    with pytest.raises(ArtifactError, match=f"{message}.*; remove the file to begin anew"):
+    with pytest.raises(ArtifactError, match=f"{message}.*; remove the file to start over"):
         segmentation.train(made, source, SHORT, path)
     assert all(torch.equal(x, before[name]) for name, x in made.state_dict().items())
 

@@ -1,15 +1,17 @@
-"""T6: make every table that a folder's rows suffice for. Command of the published artifact; `table.py` makes one."""
+"""Make all tables that the results in a folder suffice for: the published artifact's command. `table.py` makes one.
 
-import argparse
+python workflow/scripts/aggregate_results.py --input results/logs --output results/tables
+"""
+
 from functools import partial
 from pathlib import Path
 
 from tilewright.core import flags
-from tilewright_study.cli import script
+from tilewright_study.cli import parser_for, script
 from tilewright_study.stages.results import run
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_for(__doc__)
     parser.add_argument("--input", required=True, metavar="FOLDER", help="logs of a run, e.g. results/logs")
     parser.add_argument(
         "--output", type=flags.folder, required=True, metavar="FOLDER", help="folder to write the tables to"

@@ -1,10 +1,11 @@
-"""T6: draw a figure from the files it needs."""
+"""Draw a figure from files of a run.
 
-import argparse
+python workflow/scripts/draw.py --figure reorder_time --inputs results/logs/orders/*.csv --outputs orders.svg
+"""
 
 from tilewright.core import flags
 from tilewright_study import figures
-from tilewright_study.cli import script
+from tilewright_study.cli import parser_for, script
 
 
 def run(figure, inputs, outputs):
@@ -12,9 +13,11 @@ def run(figure, inputs, outputs):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_for(__doc__)
     parser.add_argument("--figure", required=True, help=f"figure: {', '.join(figures.NAMES)}")
-    parser.add_argument("--inputs", required=True, nargs="+", metavar="FILE", help="what the figure is drawn from")
+    parser.add_argument(
+        "--inputs", required=True, nargs="+", metavar="FILE", help="files that the figure is drawn from"
+    )
     parser.add_argument(
         "--outputs",
         type=flags.output,

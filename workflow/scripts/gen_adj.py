@@ -1,17 +1,20 @@
-"""T1: build a model's attention pattern and write it as a graph."""
+"""Write the attention pattern of a model as a graph.
 
-import argparse
+python workflow/scripts/gen_adj.py --model vil-tiny-224-s1 --output A.npz
+"""
 
 from tilewright.core import flags
-from tilewright_study.cli import script
+from tilewright_study.cli import parser_for, script
 from tilewright_study.stages.graph import run
 
-SETTINGS = "parameters beyond the name, values in YAML, e.g. window=9 or image=photo.jpg"
+SETTINGS = "further parameters of the workload, values in YAML, e.g. window=9 or image=photo.jpg"
 
-parser = argparse.ArgumentParser(description=__doc__)
+parser = parser_for(__doc__)
 what = parser.add_mutually_exclusive_group(required=True)
 what.add_argument("--model", help="workload, e.g. vil-tiny-224-s1, or a published name, e.g. VisionLongformer")
-what.add_argument("--list", dest="known", action="store_true", help="list workloads' names and photographs instead")
+what.add_argument(
+    "--list", dest="known", action="store_true", help="list the names of workloads and photographs instead"
+)
 parser.add_argument("--output", type=flags.output, metavar="NPZ", help="graph file to write")
 parser.add_argument("--set", dest="stated", nargs="+", default=[], metavar="KEY=VALUE", help=SETTINGS)
 

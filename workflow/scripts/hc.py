@@ -1,4 +1,7 @@
-"""T2: order a graph by hierarchical clustering. The published artifact's command for `reorder.py --method hc`."""
+"""Order a graph by hierarchical clustering: the published artifact's command for `reorder.py --method hc`.
+
+python workflow/scripts/hc.py --input A.npz --output A_hc.npz
+"""
 
 from reorder import command
 

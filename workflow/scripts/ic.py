@@ -1,4 +1,7 @@
-"""T2: order a graph by iterative clustering. The published artifact's command for `reorder.py --method ic`."""
+"""Order a graph by iterative clustering: the published artifact's command for `reorder.py --method ic`.
+
+python workflow/scripts/ic.py --input A.npz --output A_ic.npz
+"""
 
 from reorder import command
 

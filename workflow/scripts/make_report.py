@@ -1,9 +1,10 @@
-"""T6: put all figures and tables, with the tile explorer, into one HTML file."""
+"""Put figures, tables and the tile explorer into one HTML file.
 
-import argparse
+python workflow/scripts/make_report.py --figures figures/*.svg --tables results/tables/*.csv --output report.html
+"""
 
 from tilewright.core import flags
-from tilewright_study.cli import script
+from tilewright_study.cli import parser_for, script
 from tilewright_study.report import page
 
 
@@ -12,11 +13,17 @@ def run(figures, tables, explored, recorded, output):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_for(__doc__)
     add = parser.add_argument
-    add("--figures", nargs="*", default=[], metavar="SVG", help="figures, each with its origin beside it")
-    add("--tables", nargs="*", default=[], metavar="CSV", help="tables, each with its origin beside it")
+    add("--figures", nargs="*", default=[], metavar="SVG", help="figures, each with its origin in the same folder")
+    add("--tables", nargs="*", default=[], metavar="CSV", help="tables, each with its origin in the same folder")
     add("--explored", nargs="*", default=[], metavar="FILE", help="graphs, blocks, profiles and schedules to explore")
-    add("--recorded", nargs="*", default=[], metavar="CSV", help="claims, the paper's bars, rows of a recorded run")
+    add(
+        "--recorded",
+        nargs="*",
+        default=[],
+        metavar="CSV",
+        help="claims, numbers of the paper, and rows of a recorded run",
+    )
     add("--output", type=flags.output, required=True, metavar="HTML", help="the page to write")
     script(parser, run)

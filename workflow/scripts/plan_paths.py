@@ -1,26 +1,43 @@
-"""T4: plan which path of a network each budget of time runs, from rows of the experiment paths."""
+"""Choose the path of a network for each time budget, from measured rows of the experiment `paths`.
 
-import argparse
+python workflow/scripts/plan_paths.py --profile segformer-b0-512.csv --output plans.json --budgets 9000 12000
+"""
 
 from tilewright.core import flags
-from tilewright_study.cli import script
+from tilewright_study.cli import parser_for, script
 from tilewright_study.stages.plan_paths import run
 
-parser = argparse.ArgumentParser(description=__doc__)
+parser = parser_for(__doc__)
 add = parser.add_argument
-add("--profile", required=True, metavar="CSV", help="rows of the experiment paths: single skips and random sets")
+add("--profile", required=True, metavar="CSV", help="rows of the experiment paths, with the base and its single skips")
 add(
     "--output",
     type=flags.output,
     required=True,
     metavar="JSON",
-    help="the path of each budget, and what it should take and see",
+    help="file for the path of each budget, with its predicted latency and mean IoU",
 )
 add("--solver", default="highs", help="exhaustive, highs or gurobi (default: highs)")
-add("--budgets", type=flags.positive, nargs="+", metavar="US", help="budgets in microseconds (default: spread evenly)")
-add("--count", type=flags.count, default=12, metavar="N", help="of budgets, where none are stated (default: 12)")
-add("--rung", default="trained", help="trained or statistics (default: trained)")
-add("--seed", type=flags.seed, default=0, help="of the folds of cross-validation (default: 0)")
+add(
+    "--budgets",
+    type=flags.positive,
+    nargs="+",
+    metavar="US",
+    help="time budgets in microseconds (default: spread evenly)",
+)
+add(
+    "--count",
+    type=flags.count,
+    default=12,
+    metavar="N",
+    help="number of budgets, if --budgets is left out (default: 12)",
+)
+add(
+    "--rung",
+    default="trained",
+    help="batch-norm statistics of the rows: trained, or statistics of each path (default: trained)",
+)
+add("--seed", type=flags.seed, default=0, help="seed of the folds of cross-validation (default: 0)")
 
 if __name__ == "__main__":
     script(parser, run)

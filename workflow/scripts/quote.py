@@ -1,11 +1,13 @@
-"""T6: write the tables of documents from recorded rows, or print one."""
+"""Update the tables of documents from recorded rows, or print one table.
 
-import argparse
+python workflow/scripts/quote.py README.md docs/*.md
+"""
+
 from pathlib import Path
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright_study.cli import script
+from tilewright_study.cli import parser_for, script
 from tilewright_study.tables import _quoted
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +27,7 @@ def run(documents, table):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_for(__doc__)
     parser.add_argument("documents", nargs="*", type=Path, metavar="FILE", help="documents whose tables to write")
     parser.add_argument("--table", help=f"print this table: {', '.join(_quoted.NAMES)}")
     script(parser, run)

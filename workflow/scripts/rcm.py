@@ -1,4 +1,7 @@
-"""T2: order a graph by reverse Cuthill-McKee. The published artifact's command for `reorder.py --method rcm`."""
+"""Order a graph by reverse Cuthill-McKee: the published artifact's command for `reorder.py --method rcm`.
+
+python workflow/scripts/rcm.py --input A.npz --output A_rcm.npz
+"""
 
 from reorder import command
 

@@ -1,11 +1,13 @@
-"""T2: put the queries and keys of a graph in a new order."""
+"""Order the queries and keys of a graph so that nearly dense blocks cover its pattern.
 
-import argparse
+python workflow/scripts/reorder.py --method ic --input A.npz --output A_ic.npz
+"""
+
 from functools import partial
 
 from tilewright.attention import reorder
 from tilewright.core import flags
-from tilewright_study.cli import script
+from tilewright_study.cli import parser_for, script
 from tilewright_study.stages.reorder import run
 
 SETTINGS = "settings of the order, values in YAML, e.g. tau=0.3 variant=paper; those left out are tuned on the graph"
@@ -13,7 +15,7 @@ SETTINGS = "settings of the order, values in YAML, e.g. tau=0.3 variant=paper; t
 
 def command(description, method=None):
     """Run the command line, whose ``--method`` is left out where it is given here."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = parser_for(description)
     add = parser.add_argument
     if method is None:
         add("--method", required=True, help=f"order: {', '.join(reorder.NAMES)}")

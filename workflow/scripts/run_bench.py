@@ -1,10 +1,11 @@
-"""T3 and T5: time the tiles of blocks, or check and time schedules."""
+"""Time the tiles of blocks (--profile_only), or check and time schedules (--schedule).
 
-import argparse
+python workflow/scripts/run_bench.py --profile_only --blocks blocks.npz --output profile.json
+"""
 
 from tilewright.core import flags
 from tilewright.core.errors import ConfigError
-from tilewright_study.cli import attention_options, script, timing_options
+from tilewright_study.cli import attention_options, parser_for, script, timing_options
 from tilewright_study.stages import bench, profile
 
 
@@ -24,25 +25,39 @@ def length(text):
     return None if text == "none" else flags.count(text)
 
 
-parser = argparse.ArgumentParser(description=__doc__)
+parser = parser_for(__doc__)
 add = parser.add_argument
 add("--profile_only", "--profile-only", action="store_true", help="time the shapes of the work items of --blocks (T3)")
 add("--schedule", nargs="+", metavar="JSON", help="check and time schedules of one graph (T5)")
-add("--graph", metavar="NPZ", help="graph of the schedules (default: the one that their blocks name)")
-add("--blocks", nargs="+", metavar="NPZ", help="blocks to profile, or of the schedules (default: those that they name)")
-add("--profile", nargs="+", metavar="JSON", help="profiles of these blocks (default: those that a schedule names)")
+add("--graph", metavar="NPZ", help="graph of the schedules (default: the graph that their blocks name)")
 add(
-    "--output", type=flags.output, nargs="+", required=True, help="a JSON for each blocks file, a CSV for each schedule"
+    "--blocks",
+    nargs="+",
+    metavar="NPZ",
+    help="blocks to profile, or blocks of the schedules (default: the blocks that the schedules name)",
+)
+add(
+    "--profile",
+    nargs="+",
+    metavar="JSON",
+    help="profiles of these blocks (default: the profiles that the schedules name)",
+)
+add(
+    "--output",
+    type=flags.output,
+    nargs="+",
+    required=True,
+    help="a JSON file for each blocks file, or a CSV file for each schedule",
 )
 add("--batch", type=flags.count, default=1, help="sequences in a call (default: 1)")
 add(
     "--split-keys",
     type=length,
     metavar="KEYS",
-    help="most keys of a work item; longer blocks are split (default: none, never)",
+    help="most keys of a work item; longer blocks are split (default: none)",
 )
-add("--max-seconds", type=flags.seconds, default=1.0, help="a timing stops after this time in any case (default: 1)")
-attention_options(add, "of a schedule's profile, else float32")
+add("--max-seconds", type=flags.seconds, default=1.0, help="longest time of a measurement in seconds (default: 1)")
+attention_options(add, "the schedule's, else float32")
 timing_options(add, "the tokens")
 
 if __name__ == "__main__":

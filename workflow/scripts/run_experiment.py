@@ -1,19 +1,20 @@
-"""T5: run one case of an experiment; every time follows a check."""
+"""Run one case of an experiment and write its rows. Each result is checked before it is timed.
 
-import argparse
+python workflow/scripts/run_experiment.py --experiment networks --case vil-tiny-224 --output networks.csv
+"""
 
 from tilewright.core import flags
 from tilewright_study import experiments
-from tilewright_study.cli import compile_option, script, timing_options
+from tilewright_study.cli import compile_option, parser_for, script, timing_options
 from tilewright_study.stages.experiment import run
 
-parser = argparse.ArgumentParser(description=__doc__)
+parser = parser_for(__doc__)
 add = parser.add_argument
 add("--experiment", required=True, metavar="NAME", help=f"experiment: {', '.join(experiments.NAMES)}")
 add(
     "--case",
     required=True,
-    help="a network, a shape of heads, a resolution: what the experiment's files are named after",
+    help="case of the experiment: a network, a shape of heads or a resolution, as in the names of its files",
 )
 add(
     "--set",

@@ -1,4 +1,4 @@
-"""T4: write the schedule that Gurobi finds. The published artifact's command for `solve_ilp.py --solver gurobi`."""
+"""Schedule a graph with Gurobi: the published artifact's command for `solve_ilp.py --solver gurobi`."""
 
 from solve_ilp import parser, run, script
 

@@ -1,10 +1,11 @@
-"""T6: make a table from the files it needs."""
+"""Make a table from files of a run.
 
-import argparse
+python workflow/scripts/table.py --table reorder_time --inputs results/logs/orders/*.csv --outputs orders.md
+"""
 
 from tilewright.core import flags
 from tilewright_study import tables
-from tilewright_study.cli import script
+from tilewright_study.cli import parser_for, script
 
 
 def run(table, inputs, outputs):
@@ -12,9 +13,9 @@ def run(table, inputs, outputs):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_for(__doc__)
     parser.add_argument("--table", required=True, help=f"table: {', '.join(tables.NAMES)}")
-    parser.add_argument("--inputs", required=True, nargs="+", metavar="FILE", help="what the table is made from")
+    parser.add_argument("--inputs", required=True, nargs="+", metavar="FILE", help="files that the table is made from")
     parser.add_argument(
         "--outputs",
         type=flags.output,

@@ -1,14 +1,15 @@
-"""Train a SegFormer on scenes, or on images with labels in a folder, and write its weights."""
+"""Train a SegFormer on drawn scenes or on a folder of labelled images, and write its weights.
 
-import argparse
+python workflow/scripts/train.py --network segformer-b0-512 --output weights.safetensors --minutes 10
+"""
 
 from tilewright import devices
 from tilewright.core import flags
-from tilewright_study.cli import script
+from tilewright_study.cli import parser_for, script
 from tilewright_study.stages.train import run
 from tilewright_study.training import RECIPES
 
-parser = argparse.ArgumentParser(description=__doc__)
+parser = parser_for(__doc__)
 add = parser.add_argument
 add("--network", required=True, help="network, e.g. segformer-b0-512")
 add(
@@ -16,44 +17,49 @@ add(
     type=flags.output,
     required=True,
     metavar="FILE",
-    help="weights, .safetensors or in parts .index.json; a training goes on",
+    help="weights to write, .safetensors, or in parts .index.json; an unfinished training continues",
 )
-add("--data", default="scenes", help="scenes, or camvid, ade20k or cityscapes with =FOLDER (default: scenes)")
-add("--recipe", default="plain", help=f"{', '.join(RECIPES)}, or one in JSON or a file of it (default: plain)")
-add("--minutes", type=flags.seconds, help="end after so many minutes, what torch compiles not counted")
-add("--steps", type=flags.count, help="end after so many steps")
+add("--data", default="scenes", help="scenes, camvid=FOLDER, ade20k=FOLDER or cityscapes=FOLDER (default: scenes)")
+add("--recipe", default="plain", help=f"{', '.join(RECIPES)}, or a recipe as JSON or a JSON file (default: plain)")
+add("--minutes", type=flags.seconds, help="end after this time in minutes; compilation is not counted")
+add("--steps", type=flags.count, help="end after this number of steps")
 add(
     "--size",
     type=flags.pixels,
     metavar="PIXELS",
-    help="sides of all images (default: the recipe's sizes, one after the other)",
+    help="height and width of all images (default: the sizes of the recipe, one after the other)",
 )
-add("--batch", type=flags.count, metavar="N", help="images of a step, beside --size (default: 32)")
-add("--from", dest="start", metavar="FILE", help="weights to go on from, maybe of other classes (default: random ones)")
-add("--log", type=flags.output, metavar="CSV", help="images seen, rate and losses of each step")
+add("--batch", type=flags.count, metavar="N", help="images in a step, with --size (default: 32)")
+add(
+    "--from",
+    dest="start",
+    metavar="FILE",
+    help="weights to start from; their classes may differ (default: random weights)",
+)
+add("--log", type=flags.output, metavar="CSV", help="file for images, learning rate and losses of each step")
 add(
     "--scores",
     type=flags.output,
     metavar="JSON",
-    help="mean IoU on images that are not trained with, and images a second",
+    help="file for mean IoU on held-out images, and images per second of the training",
 )
 add(
     "--judged",
     type=flags.whole,
     default=256,
     metavar="N",
-    help="images of each split that it is judged by (default: 256)",
+    help="held-out images of each split for --scores (default: 256)",
 )
-add("--paths", nargs="+", default=[], metavar="PATH", help="execution paths that it is judged by besides")
+add("--paths", nargs="+", default=[], metavar="PATH", help="paths that are scored, too, e.g. 2.2.3.2")
 add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
-add("--seed", type=flags.seed, help="seed of weights and of all that is drawn (default: of the recipe)")
+add("--seed", type=flags.seed, help="seed of weights and images (default: of the recipe)")
 add(
     "--limit-s",
     type=flags.seconds,
     metavar="S",
-    help="stop after so many seconds; the same command goes on (default: never)",
+    help="stop after this time in seconds; the same command continues (default: never)",
 )
-add("--compiled", action="store_true", help="compile the step by torch.compile, of paths blocks and decoder")
+add("--compiled", action="store_true", help="compile the step by torch.compile; of paths, the blocks and the decoder")
 
 if __name__ == "__main__":
     script(parser, run)

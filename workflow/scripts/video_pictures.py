@@ -1,18 +1,19 @@
-"""Attention maps of a video network with the keys that were chosen, and frames of sampled clips, for figures."""
+"""Write attention maps of a video network with the chosen keys, and frames of sampled clips.
 
-import argparse
+python workflow/scripts/video_pictures.py --case wan-tiny-480p-81f --output pictures.npz
+"""
 
 from tilewright import devices
 from tilewright.core import flags
-from tilewright_study.cli import script
+from tilewright_study.cli import parser_for, script
 from tilewright_study.stages.video_pictures import run
 
-parser = argparse.ArgumentParser(description=__doc__)
+parser = parser_for(__doc__)
 add = parser.add_argument
 add("--case", required=True, help="case of the experiment video")
 add("--output", type=flags.output, required=True, metavar="NPZ", help="pictures to write")
 add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
-add("--seed", type=flags.seed, default=0, help="of clips, noise and planted maps (default: 0)")
+add("--seed", type=flags.seed, default=0, help="seed of clips, noise and planted maps (default: 0)")
 add("--set", nargs="+", default=[], dest="stated", metavar="KEY=VALUE", help="settings of the experiment")
 
 if __name__ == "__main__":

@@ -51,7 +51,9 @@ def as_bias(bias: Bias | ArrayLike | None, heads: int, shape: tuple[int, ...]) -
     if not isinstance(bias, Bias):
         dense = bias if isinstance(bias, torch.Tensor) else torch.as_tensor(bias, device="cpu")
         if tuple(dense.shape) != (heads, *shape):
-            raise PatternError(f"bias: expected shape {(heads, *shape)}, found {tuple(dense.shape)}")
+            raise PatternError(
+                f"bias: expected shape {(heads, *shape)}, which is (heads, N_q, N_k), found {tuple(dense.shape)}"
+            )
         bias = Bias(dense.reshape(heads, -1), lambda rows, cols: rows * np.int64(shape[1]) + cols)
     if bias.table.ndim != 2 or bias.table.shape[0] != heads:
         raise PatternError(f"bias table: expected shape ({heads}, T), found {tuple(bias.table.shape)}")

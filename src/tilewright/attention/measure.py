@@ -109,9 +109,7 @@ def elsewhere(profile: Profile, device: str) -> DeviceError:
 def _size(blocks, name, value):
     value = blocks.meta.get(name) if value is None else value
     if value is None:
-        raise ArtifactError(
-            f"{name}: the blocks' model does not tell; expected it as an argument, e.g. --{name.replace('_', '-')} 3"
-        )
+        raise ArtifactError(f"{name}: the file of blocks does not state it; add it, e.g. --{name.replace('_', '-')} 3")
     return int(value)
 
 

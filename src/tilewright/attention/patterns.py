@@ -48,7 +48,7 @@ def read(
     found, units = _read(pattern, heads, kind, shape, by, images)
     n_q, n_k = found[0].shape
     if shape is not None and (n_q, n_k) != shape:
-        raise PatternError(f"shape: expected that of the pattern, {(n_q, n_k)}, found {shape}")
+        raise PatternError(f"shape: expected the pattern's (N_q, N_k), {(n_q, n_k)}, found {shape}")
     return found, units
 
 
@@ -88,7 +88,7 @@ def _listed(patterns, heads, kind, shape):
 def _single(pattern, heads, kind, shape):
     found, _ = _table(pattern, heads, kind, shape, "head", None)
     if len({one.id for row in found for one in row}) > 1:
-        raise PatternError("patterns: expected one pattern for each entry of the list, found one that differs by head")
+        raise PatternError("patterns: expected one pattern in each entry, found an entry that differs by head")
     return found[0][0]
 
 
@@ -98,7 +98,9 @@ def _by_head(pattern, heads, kind, shape):
         return _listed(pattern, heads, kind, shape)
     found, _ = _table(pattern, heads, kind, shape, "head", None)
     if len(found) > 1:
-        raise PatternError(f"patterns: expected those of one image in each entry, found those of {len(found)}")
+        raise PatternError(
+            f"patterns: expected the patterns of one image in each entry, found an entry of {len(found)} images"
+        )
     return found[0]
 
 
@@ -112,7 +114,7 @@ def _table(pattern, heads, kind, shape, by, images):
         return _of_block_mask(pattern, heads)
     if isinstance(pattern, torch.Tensor) and (pattern.is_meta or pattern.is_nested):
         kind = "nested" if pattern.is_nested else "meta"
-        raise PatternError(f"expected a pattern of two dimensions with values, found a {kind} tensor")
+        raise PatternError(f"expected a pattern [N_q, N_k] with values, found a {kind} tensor")
     if isinstance(pattern, torch.Tensor) and pattern.layout == torch.strided:
         return _of_slices(pattern, heads, by)
     if isinstance(pattern, torch.Tensor):
@@ -138,7 +140,7 @@ def _shared(found, heads, images):
     for number, one in enumerate(distinct):
         if one.shape != distinct[0].shape:
             raise PatternError(
-                f"patterns: expected one shape, found {distinct[0].shape} and {one.shape}, the latter at {number}"
+                f"patterns: expected one shape (N_q, N_k), found {distinct[0].shape}, and {one.shape} at {number}"
             )
     of = [[numbers[one.id] for one in row] for row in rows]
     if images is None:
@@ -162,7 +164,7 @@ def _is_block_mask(pattern):
 def _coo(mask):
     """A sparse mask tensor as a COO array that `graph.from_pattern` takes."""
     if mask.ndim != 2:
-        raise PatternError(f"expected a sparse mask of two dimensions, found shape {tuple(mask.shape)}")
+        raise PatternError(f"expected a sparse mask [N_q, N_k], found shape {tuple(mask.shape)}")
     coo = mask.detach().to_sparse_coo().coalesce().cpu()
     return coo_array((_boolean(coo.values()).numpy(), tuple(coo.indices().numpy())), shape=tuple(mask.shape))
 
@@ -171,7 +173,7 @@ def _of_slices(mask, heads, by):
     """`_table` of a dense tensor [..., N_q, N_k], on its device: of equal slices, or by head and image."""
     mask = mask.detach()
     if mask.ndim < 2 or not all(mask.shape):
-        raise PatternError(f"expected a pattern of two dimensions, found shape {tuple(mask.shape)}")
+        raise PatternError(f"expected a pattern [N_q, N_k], found shape {tuple(mask.shape)}")
     n_q, n_k = mask.shape[-2:]
     slices = mask.reshape(-1, n_q, n_k)
     lead = tuple(mask.shape[:-2]) or (1,)
@@ -249,8 +251,8 @@ def _evaluated(mask_mod, n_q, n_k, heads, images, device):
     by_image, by_head = _depends(mask_mod, n_q, n_k, heads, images or 2, device)
     if by_image and images is None:
         raise PatternError(
-            "mask_mod: expected one pattern for every batch entry, found others at batch entries 0 and 1; say of how "
-            "many it is, by images=…"
+            "mask_mod: expected one pattern for all batch entries, found two that differ; state the number of patterns "
+            "by images=…"
         )
     n = images if by_image else 1
     made = [[_at(mask_mod, b, h, n_q, n_k, device) for h in range(heads if by_head else 1)] for b in range(n)]
@@ -265,7 +267,9 @@ def _call(mask_mod, b, h, queries, keys, device):
     # A user's function may raise anything.
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise PatternError(f"mask_mod: evaluated on {device} for batch entry {b}, head {h}: {reason}") from error
+        raise PatternError(
+            f"mask_mod: a call (b, h, q_idx, kv_idx) with b={b}, h={h} on {device} failed: {reason}"
+        ) from error
     try:
         return _boolean(found)
     except PatternError as error:

@@ -296,7 +296,7 @@ class Plan:
     ) -> None:
         """Assemble a plan from the stages' results; `plan` and `load` are the usual ways to get one."""
         if ordered_graph.row_order is None or ordered_graph.col_order is None:
-            raise PatternError("expected a graph in an order of `reorder.apply`, found one without")
+            raise PatternError("expected a graph that `reorder.apply` returns, found one without an order")
         self.graph, self.blocks, self.profiles, self.schedule = ordered_graph, blocks_by_tile, profiles, work_list
         self.bias, self.scale, self.reorder = _by_value(bias), scale, reorder
         any_profile = next(iter(profiles.values()))
@@ -666,11 +666,11 @@ def _check_bias(bias, heads, shape, pairs):
         raise PatternError(f"bias: expected a tensor {shape} or a Bias with a table, found {arguments.shown(bias)}")
     table = _tensor(table)
     if table.is_nested:
-        raise PatternError(f"bias: expected shape {shape}, found a nested tensor")
+        raise PatternError(f"bias: expected shape {shape}, which is (heads, N_q, N_k), found a nested tensor")
     if table.is_complex() or table.dtype == torch.bool:
         raise PatternError(f"bias: expected values that are added to scores, found {table.dtype}")
     if not isinstance(bias, Bias) and tuple(table.shape) != shape:
-        raise PatternError(f"bias: expected shape {shape}, found {tuple(table.shape)}")
+        raise PatternError(f"bias: expected shape {shape}, which is (heads, N_q, N_k), found {tuple(table.shape)}")
     if isinstance(bias, Bias) and (table.ndim != 2 or len(table) != heads or not table.shape[1]):
         raise PatternError(f"bias table: expected shape ({heads}, T), found {tuple(table.shape)}")
     if isinstance(bias, Bias) and not callable(bias.index):
@@ -719,7 +719,9 @@ def _indices(bias, rows, cols):
         found = np.asarray(bias.index(rows, cols))
     # A user's function may raise anything.
     except Exception as error:
-        raise PatternError(f"bias index: asked for {len(rows)} pairs: {' '.join(str(error).split())}") from error
+        raise PatternError(
+            f"bias index: a call with {len(rows)} pairs failed: {' '.join(str(error).split())}"
+        ) from error
     if found.dtype.kind not in "iu" or found.shape not in (rows.shape, (1,), ()):
         raise PatternError(f"bias index: expected integers of shape {rows.shape}, found {arguments.shown(found)}")
     return np.broadcast_to(found, rows.shape)
@@ -1005,11 +1007,15 @@ def _check_device(measured, path):
         here = devices.describe(kind)
     except DeviceError as error:
         raise DeviceError(
-            f"{path}: planned on {measured.device.get('name')} (kind {kind}), which is not here: {error}; plan the "
-            "pattern again for a device that is"
+            f"{path}: planned on {measured.device.get('name')} (kind {kind}), which this machine lacks: {error}; plan "
+            "the pattern again here"
         ) from error
     differing = devices.differing(measured.device, here)
     if set(differing) & set(devices.facts(kind).MACHINE):
         raise DeviceError(f"{path}: {elsewhere(measured, kind)}, or plan the pattern again here")
     if differing:
-        _LOG.warning("%s: %s differ from when it was profiled; plan again for the fastest", path, ", ".join(differing))
+        _LOG.warning(
+            "%s: %s differ from those that it was profiled with; plan again for the lowest latency",
+            path,
+            ", ".join(differing),
+        )

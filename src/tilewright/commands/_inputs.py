@@ -13,14 +13,22 @@ if TYPE_CHECKING:
 
 MASKS = (".npz", ".npy", ".pt")
 PATTERN = (
-    "a name such as window-15-g1, with --grid; a workload of the study such as vil-tiny-224-s1; or a mask file, "
-    ".npz (scipy or graph), .npy or .pt"
+    "a name with --grid: window-<side>, chunk-<side>, cyclic-<side>, swin-<side>, swin-<side>-shift, axial or full, "
+    "each also with -g<special tokens>; a workload such as vil-tiny-224-s1; or a mask file, .npz (scipy or graph), "
+    ".npy or .pt"
+)
+
+TILES = (
+    "tiles to choose from, MxN for M queries by N keys: 64x1 (keys gathered one by one) or 64x64 (blocks of keys) "
+    "(default: the device's)"
 )
 
 
 def grid_option(parser: ArgumentParser) -> None:
     """The grid that named patterns need."""
-    parser.add_argument("--grid", help="tokens of a named pattern behind its special ones, e.g. 64x64 rows x columns")
+    parser.add_argument(
+        "--grid", help="rows x columns of tokens of a named pattern, without special tokens, e.g. 64x64"
+    )
 
 
 def pattern(text: str, grid: str | None = None) -> "Graph":
@@ -33,23 +41,22 @@ def pattern(text: str, grid: str | None = None) -> "Graph":
 
     if Path(text).suffix in MASKS:
         if grid is not None:
-            raise ConfigError(f"--grid: expected with a named pattern alone, found the file {text}")
+            raise ConfigError(f"--grid: only a named pattern takes a grid, found the file {text}")
         return graph.read_mask(text)
     try:
         patterns.parse(text)
-    except UnknownNameError as unknown:
+    except UnknownNameError:
         try:
             found = masks.build(text)
-        except UnknownNameError as also:
-            named, workloads = (str(each).partition("known: ")[2] for each in (unknown, also))
-            raise UnknownNameError(
-                "pattern", text, [named, f"workloads: {workloads}", f"files ending in {', '.join(MASKS)}"]
-            ) from None
+        except UnknownNameError as error:
+            workloads = str(error).partition("known: ")[2].partition(";")[0]
+            known = [*patterns.NAMED, "each also with -g<special tokens>", f"workloads such as {workloads}"]
+            raise UnknownNameError("pattern", text, [*known, f"files ending in {', '.join(MASKS)}"]) from None
         if grid is not None:
-            raise ConfigError(f"--grid: expected with a named pattern alone, found the workload {text}") from None
+            raise ConfigError(f"--grid: only a named pattern takes a grid, found the workload {text}") from None
         return found
     if grid is None:
-        raise ConfigError(f"pattern {text}: expected its grid, e.g. --grid 64x64, found none")
+        raise ConfigError(f"pattern {text}: expected a grid of rows x columns, e.g. --grid 64x64, found none")
     sides = re.fullmatch(r"(\d+)[x×](\d+)", grid)
     if not sides:
         raise ConfigError(f"--grid: expected rows x columns such as 64x64, found {grid!r}")

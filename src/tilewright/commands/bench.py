@@ -1,7 +1,6 @@
-"""Time a plan beside SDPA with the mask, dense SDPA and FlexAttention at its best form.
+"""Compare the latency of a plan with masked SDPA, dense SDPA and the fastest variant of FlexAttention.
 
-Each result is compared with the float64 reference before and after it is timed; what is wrong has no time. All are
-timed in turns.
+Each result is compared with a float64 reference, too; a wrong result has no latency. The contenders are timed in turns.
 """
 
 import sys
@@ -31,14 +30,18 @@ REPETITIONS = 10
 def arguments(parser: ArgumentParser) -> None:
     """The plan, and how long to measure."""
     parser.add_argument("plan", help="a plan that `tilewright plan` or Plan.save wrote")
-    parser.add_argument("--batch", type=flags.count, default=1, help="batch entries (default: 1)")
-    parser.add_argument("--without", choices=BASELINES, nargs="+", default=[], help="leave these out")
-    parser.add_argument("--forms", nargs="+", help="forms of FlexAttention to try, such as 128 64-split (default: all)")
+    parser.add_argument("--batch", type=flags.count, default=1, help="sequences in a batch (default: 1)")
+    parser.add_argument("--without", choices=BASELINES, nargs="+", default=[], help="contenders to leave out")
+    parser.add_argument("--forms", nargs="+", help="variants of FlexAttention to try, e.g. 128 64-split (default: all)")
     parser.add_argument(
-        "--rse", type=flags.positive, default=0.02, help="stop at this relative standard error (default: 0.02)"
+        "--rse", type=flags.positive, default=0.02, help="stop timing at this relative standard error (default: 0.02)"
     )
-    parser.add_argument("--seconds", type=flags.seconds, default=1.0, help="or after so many seconds each (default: 1)")
-    parser.add_argument("--seed", type=flags.seed, default=0, help="of the tokens, standard normal (default: 0)")
+    parser.add_argument(
+        "--seconds", type=flags.seconds, default=1.0, help="longest time of each measurement in seconds (default: 1)"
+    )
+    parser.add_argument(
+        "--seed", type=flags.seed, default=0, help="seed of the tokens, which are standard normal (default: 0)"
+    )
 
 
 def run(
@@ -61,7 +64,7 @@ def run(
         registry.check("form of FlexAttention", form, flex.VARIANTS)
     made = api.load(plan)
     if made.bias is not None or made.scale not in (None, made.head_dim**-0.5):
-        raise ConfigError(f"{plan}: expected a plan without a bias or a scale of its own, which is what baselines have")
+        raise ConfigError(f"{plan}: expected a plan without bias and with the scale of the baselines, head_dim**-0.5")
     tokens = {"plan's": _Tokens(made, made.graph, batch, seed)}
     tokens["model's"] = _Tokens(made, _drawing.natural(made.graph), batch, seed)
     groups = [[_ours(made, tokens["plan's"], order)] for order in tokens]

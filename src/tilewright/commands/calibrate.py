@@ -1,26 +1,28 @@
-"""Measure once what plans on this GPU are made of; compile as `tilewright compile` does."""
+"""Measure the kernels of plans on this GPU once, and compile as `tilewright compile` does."""
 
 from argparse import ArgumentParser
 
 from tilewright.attention import backends
 from tilewright.attention.profile import DTYPES
+from tilewright.commands import _inputs, table
 from tilewright.commands import compile as compiling
-from tilewright.commands import table
 from tilewright.core import flags
 
 
 def arguments(parser: ArgumentParser) -> None:
     """What is calibrated."""
-    parser.add_argument("--head-dim", type=flags.count, nargs="+", default=[64], help="values of a head")
-    parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"], help="of the tensors")
-    parser.add_argument("--tiles", nargs="+", help="such as 64x1; by default those that plans choose from")
-    parser.add_argument("--device", default="cuda", help="kind of the device")
-    parser.add_argument("--anew", action="store_true", help="measure what is already there, too")
     parser.add_argument(
-        "--all", dest="every", action="store_true", help="head dims and types that come with the package"
+        "--head-dim", type=flags.count, nargs="+", default=[64], help="dimensions of a head (default: 64)"
     )
     parser.add_argument(
-        "-o", "--output", type=flags.output, help="a file to come with the package, see CONTRIBUTING.md"
+        "--dtype", choices=DTYPES, nargs="+", default=["bfloat16"], help="types of the tensors (default: bfloat16)"
+    )
+    parser.add_argument("--tiles", nargs="+", help=_inputs.TILES)
+    parser.add_argument("--device", default="cuda", help="kind of device (default: cuda)")
+    parser.add_argument("--anew", action="store_true", help="repeat measurements that exist")
+    parser.add_argument("--all", dest="every", action="store_true", help="calibrate all that the package comes with")
+    parser.add_argument(
+        "-o", "--output", type=flags.output, help="file of calibrations for the package, see CONTRIBUTING.md"
     )
 
 

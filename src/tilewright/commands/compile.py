@@ -1,4 +1,4 @@
-"""Compile once what plans of large patterns, and orders, are made with."""
+"""Compile the functions that order and cut large patterns, once for this machine."""
 
 import time
 from argparse import ArgumentParser

@@ -1,4 +1,4 @@
-"""Say what is installed here, what is slow, and why: one line each."""
+"""Check the installation: versions, device, compilers and caches, with a remedy for each problem."""
 
 import importlib.util
 import os

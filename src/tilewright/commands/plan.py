@@ -1,25 +1,46 @@
-"""Plan a pattern and save the plan."""
+"""Plan attention for a pattern: order its tokens, choose and schedule tiles, and save the plan."""
 
+import sys
 from argparse import ArgumentParser
+from collections.abc import Iterable
+from statistics import median
 
-from tilewright.attention.profile import DTYPES
+from tilewright.attention.profile import DTYPES, Profile
+from tilewright.attention.reorder import NAMES as ORDERS
 from tilewright.commands import _inputs, settle_threads
 from tilewright.core import flags
 from tilewright.core.errors import ConfigError
+
+# ASSUME: on an idle CPU, times spread less than this; a plan of busy times may choose other tiles.
+MOST_SPREAD = 0.5
 
 
 def arguments(parser: ArgumentParser) -> None:
     """The pattern, what the plan will be called with, and how it is made."""
     parser.add_argument("pattern", help=_inputs.PATTERN)
     _inputs.grid_option(parser)
-    parser.add_argument("--output", "-o", type=flags.output, required=True, help="file to write, e.g. window.plan")
-    parser.add_argument("--heads", type=flags.count, help="attention heads (default: of the workload)")
-    parser.add_argument("--head-dim", type=flags.count, help="values of a head (default: of the workload)")
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the tensors (default: {DTYPES[0]})")
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=flags.output,
+        required=True,
+        help="file to write, e.g. window.plan; missing folders are made",
+    )
+    parser.add_argument("--heads", type=flags.count, help="number of attention heads (default: the workload's)")
+    parser.add_argument("--head-dim", type=flags.count, help="dimension of a head (default: the workload's)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default=DTYPES[0], help=f"type of the tensors (default: {DTYPES[0]})"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--reorder", default="auto", help="order of the tokens (default: auto, the best of several)")
-    parser.add_argument("--tiles", nargs="+", help="such as 64x1 64x64; by default those of the device")
-    parser.add_argument("--solver", default="highs", help="highs, gurobi, descent or greedy (default: highs)")
+    parser.add_argument(
+        "--reorder",
+        default="auto",
+        help=f"order of the tokens: {', '.join(ORDERS)} or auto, the best of several (default: auto)",
+    )
+    parser.add_argument("--tiles", nargs="+", help=_inputs.TILES)
+    parser.add_argument(
+        "--solver", default="highs", help="solver of the schedule: highs, gurobi, descent or greedy (default: highs)"
+    )
 
 
 def run(
@@ -56,10 +77,19 @@ def run(
     )
     made.save(output)
     print(made.summary())
+    if device == "cpu" and (spreads := spread(made.profiles.values())) > MOST_SPREAD:
+        print(
+            f"warning: the CPU seems busy, times spread by {spreads:.0%}; plan again when it is idle", file=sys.stderr
+        )
     print(f"saved      {output}")
+
+
+def spread(profiles: Iterable[Profile]) -> float:
+    """How far apart the 20th and the 80th percentile of times are: the median over the measured shapes."""
+    return median([each.p80_us / each.p20_us for profile in profiles for each in profile.shapes] or [1.0]) - 1
 
 
 def _size(option, size, pattern):
     if size is None or size < 1:
-        raise ConfigError(f"{option}: expected a positive number, which {pattern} does not tell, found {size}")
+        raise ConfigError(f"{option}: expected a positive number, found none; {pattern} does not state it")
     return size

@@ -1,4 +1,4 @@
-"""Say what a plan or a pattern consists of; draw it with --figure."""
+"""Print a summary of a plan or of a pattern, and draw it with --figure."""
 
 from argparse import ArgumentParser
 from pathlib import Path
@@ -15,8 +15,10 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("what", help=f"a plan, or a pattern: {_inputs.PATTERN}")
     _inputs.grid_option(parser)
     parser.add_argument("--figure", type=Path, help="draw the pattern and its tiles to this .svg, .png or .pdf")
-    parser.add_argument("--reorder", default="ic", help="of a pattern: the order that is drawn beside its own (ic)")
-    parser.add_argument("--tile", default="64x1", help="of a pattern: the tile that it is cut into (64x1)")
+    parser.add_argument(
+        "--reorder", default="ic", help="order that a pattern is drawn in, next to its own order (default: ic)"
+    )
+    parser.add_argument("--tile", default="64x1", help="tile that a pattern is cut into, e.g. 64x64 (default: 64x1)")
 
 
 def run(what: str, grid: str | None, figure: Path | None, reorder: str, tile: str) -> None:

@@ -37,8 +37,10 @@ def whole(name: str, value: Any, least: int = 1, most: int = MOST, error: type[T
     """`value` as an int between `least` and `most`. Raises `error` for others, and for what is no integer."""
     found = None if isinstance(value, bool) else _index(value)
     if found is None or not least <= found <= most:
-        wanted = f"at least {least}" if most == MOST and (found is None or found < least) else f"from {least} to {most}"
-        raise error(f"{name}: expected an integer, {wanted}, found {shown(value)}")
+        wanted = (
+            f"of at least {least}" if most == MOST and (found is None or found < least) else f"from {least} to {most}"
+        )
+        raise error(f"{name}: expected an integer {wanted}, found {shown(value)}")
     return found
 
 
@@ -107,7 +109,7 @@ def sizes(
     found = each(value) or ()
     whole_numbers = [_index(x) for x in found if not isinstance(x, bool)]
     if len(whole_numbers) != count or any(x is None or not least <= x <= MOST for x in whole_numbers):
-        raise error(f"{name}: expected {count} integers, at least {least} each, found {shown(value)}")
+        raise error(f"{name}: expected {count} integers of at least {least}, found {shown(value)}")
     return tuple(map(int, found))
 
 

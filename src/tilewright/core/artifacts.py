@@ -63,7 +63,7 @@ def atomic(path: Path | str) -> Iterator[Path]:
         os.replace(temporary, path)
     except OSError as error:
         raise ArtifactError(
-            f"{path}: cannot be written: {error.strerror or error}; what was there before is unchanged"
+            f"{path}: cannot be written: {error.strerror or error}; an existing file is unchanged"
         ) from error
     finally:
         with contextlib.suppress(OSError):

@@ -76,14 +76,14 @@ def _tensors(path):
 
             found = load_file(path)
         elif head and not head.startswith(_TORCH):
-            raise ValueError("it begins as no file of safetensors or torch.save does")
+            raise ValueError("its first bytes are neither those of safetensors nor those of torch.save")
         else:
             # The published training scripts keep their arguments beside the weights: values in a namespace, no code.
             # As a stream: torch goes by the ending of a path.
             with torch.serialization.safe_globals([argparse.Namespace]), Path(path).open("rb") as stream:
                 found = torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ArtifactError(f"{path}: expected a checkpoint of nothing but tensors, found other content") from error
+        raise ArtifactError(f"{path}: expected a checkpoint of tensors only, found other objects") from error
     except Exception as error:
         # A damaged file surfaces as whatever the reader meets first: zip, struct, key, safetensors' own error.
         raise weight_files.damaged(path, error) from error

@@ -1,9 +1,14 @@
 """Every error that a user can meet. Each says what was expected, what was found and what is known."""
 
+import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+
+# What a name begins with: the family of a workload, the form of a pattern, a whole name of letters.
+_HEAD = re.compile(r"[A-Za-z_]*")
 
 
 class TilewrightError(Exception):
@@ -15,7 +20,12 @@ class UnknownNameError(TilewrightError):
 
     def __init__(self, what: str, name: Any, known: Iterable):
         """State that `name` is no `what`, and which names are."""
-        super().__init__(f"unknown {what} {name!r}; known: {', '.join(map(str, known))}")
+        known = list(map(str, known))
+        heads = {_HEAD.match(one)[0] for one in known}  # type: ignore[index]  # matches any text
+        begin = _HEAD.match(name)[0] if isinstance(name, str) else ""  # type: ignore[index]
+        close = [] if begin in heads else get_close_matches(begin, sorted(heads), 1, 0.75)
+        hint = f"; did you mean {close[0]}{name[len(begin) :]}?" if close else ""
+        super().__init__(f"unknown {what} {name!r}; known: {', '.join(known)}{hint}")
 
 
 class ConfigError(TilewrightError):

@@ -55,7 +55,7 @@ def read_by(read: Callable) -> None:
 
 
 def _read(content):
-    raise ArtifactError("this program holds its plans: import tilewright.attention.plan before it is run")
+    raise ArtifactError("this program holds its plans: import tilewright.attention.plan first")
 
 
 def records(q: Tensor, k: Tensor, v: Tensor, bias: Any = None) -> bool:
@@ -76,8 +76,8 @@ def exporting() -> bool:
     onnx = sys.modules.get("torch.onnx")
     if made and onnx is not None and onnx.is_in_onnx_export():
         raise ConfigError(
-            "ONNX has no operator for a plan, so that neither ONNX Runtime nor TensorRT can run one: export with "
-            "torch.export.export, for AOTInductor, or export the model with dense or masked attention"
+            "ONNX has no operator for a plan: export with torch.export.export for AOTInductor, or export the model "
+            "with dense or masked attention"
         )
     return made
 
@@ -106,8 +106,8 @@ def _plan(digest, file):
         return found
     if file is None:
         raise ArtifactError(
-            f"this program calls the plan {digest}, which is not here: before running the program, read the plan's "
-            "file with tilewright.load(path), and keep the plan for as long as the program is run"
+            f"this program calls the plan {digest}, which is not loaded: call tilewright.load(path) first, and keep "
+            "the plan while the program runs"
         )
     found = _read(file.cpu().numpy().tobytes())
     if found.digest() != digest:
@@ -185,7 +185,7 @@ def _nothing(ctx, inputs, output):
 
 
 def _refused(ctx, *_):
-    raise PatternError("the backward of a plan has no derivative: expected a first derivative, found a second one")
+    raise PatternError("plans have first derivatives only, found a call for a second derivative")
 
 
 def _in_one_batch(size, given, dims):

@@ -113,8 +113,7 @@ def values(expected: str, x: Tensor) -> list[Any]:
         if not transformed() and _internals.dispatch_depth() == 0:
             raise
         raise PatternError(
-            f"{expected}, found a tensor without values of its own: one of torch.func, of a program that is traced, or "
-            "a fake one"
+            f"{expected}, found a tensor without values, as torch.func, tracing and fake tensors have"
         ) from error
 
 
@@ -142,7 +141,9 @@ def _under_transforms(name, given):
     if kinds and kinds[-1]:
         return _internals.call_functionalized(_operator(name), given)
     if any(kinds):
-        raise PatternError(f"functionalize: expected no transform inside of it that {_said(name)} is called in")
+        raise PatternError(
+            f"{_said(name)} cannot be called in a transform inside functionalize: call functionalize innermost"
+        )
     return _Transformed.apply(name, *given)
 
 
@@ -189,7 +190,7 @@ class _Transformed(torch.autograd.Function):
 def _gradients(ctx, grads):
     """The gradients of an operator's arguments, None for its name first."""
     if ctx.name not in _FORMULAS:
-        raise PatternError(f"{_said(ctx.name)} has no gradient: expected tensors that need none")
+        raise PatternError(f"{_said(ctx.name)} has no gradient: expected tensors without requires_grad")
     found = _FORMULAS[ctx.name].backward(ctx, *grads)
     return None, *(found if isinstance(found, tuple) else (found,))
 

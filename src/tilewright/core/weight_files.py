@@ -43,7 +43,7 @@ def parts(path: Path | str) -> list[Path]:
     except Exception as error:
         raise damaged(path, error) from error
     if missing := [part.name for part in found if not part.exists()]:
-        raise ArtifactError(f"{path}: expected its parts beside it, found none of {some(missing)}")
+        raise ArtifactError(f"{path}: expected its parts in the same folder, missing {some(missing)}")
     return found
 
 

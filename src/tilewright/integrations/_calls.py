@@ -86,8 +86,8 @@ class Calls:
         known = self._known.get(n, ())
         if len(known) != 1:
             raise PatternError(
-                f"expected, where a backward computes layers again, the tokens of their own forward, or images of one "
-                f"shape, found {n} tokens in other memory, and {len(known)} kinds of calls with so many"
+                f"a backward pass that recomputes layers found {n} tokens without their forward call and {len(known)} "
+                "kinds of calls of this size; expected images of one shape"
             )
         return next(iter(known))
 

@@ -52,7 +52,7 @@ def _dispatch():
 def _enter(names, name):
     """Add a member to the enumeration of backends, which has no way in: as Python's own enumerations keep theirs."""
     if name in names._value2member_map_ or not name.islower():
-        raise ConfigError(f"name: expected small letters, and one that diffusers does not have, found {name!r}")
+        raise ConfigError(f"name: expected lower-case letters, and a name that diffusers does not use, found {name!r}")
     member = str.__new__(names, name)
     member._name_, member._value_ = name.upper(), name
     names._member_map_[member._name_] = names._value2member_map_[name] = member

@@ -170,7 +170,7 @@ class Attention(_Changed):
     ) -> torch.Tensor:
         """Tokens [B, N, C], in plan order where the call says so. Raises `PatternError` for what is not supported."""
         if attn_mask is not None or is_causal:
-            raise PatternError("sparse attention: expected no mask beside the pattern, found attn_mask or is_causal")
+            raise PatternError("sparse attention: expected the pattern as the only mask, found attn_mask or is_causal")
         if self.training and self.attn_drop.p:
             raise PatternError(f"sparse attention: expected no attention dropout in training, found {self.attn_drop.p}")
         call, form = self._sparse.call(), self._form
@@ -262,7 +262,7 @@ class _State:
         """The call that this thread is in. Raises `PatternError` where there is none."""
         found = self.calls.now()
         if found is None:
-            raise PatternError("sparse attention: expected images through patch_embed before tokens, found none")
+            raise PatternError("sparse attention: expected a call of patch_embed with images first, found none")
         return found
 
     def enter(self, x):

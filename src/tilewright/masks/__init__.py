@@ -1,7 +1,7 @@
 """Model families whose attention becomes a graph (stage T1).
 
 Contract of a member module:
-    ``NAMING``: how its workloads are named, with an example; shown when a name is unknown.
+    ``NAMING``: how its workloads are named, with an example; shown when a name of the family is unknown.
     ``Params``: a frozen `msgspec.Struct` (``forbid_unknown_fields``) of everything that decides the graph.
     ``fields(name) -> dict | None``: the parameters that a workload name such as ``vil-tiny-224-s1`` states; None when
         the name is not of this family.
@@ -72,7 +72,9 @@ def parse(name: Any, overrides: Any = None) -> tuple[ModuleType, Any]:
                 raise ConfigError(
                     f"workload {name}: {contents.said(error, module.Params)}; parameters: {known}"
                 ) from None
-    raise UnknownNameError("workload", name, [module.NAMING for module in members()])
+    known = [module.NAMING for module in members()]
+    own = [naming for naming in known if naming.partition("-")[0] == name.partition("-")[0]]
+    raise UnknownNameError("workload", name, own or [naming.rpartition("e.g. ")[2] for naming in known])
 
 
 def build(name: str, overrides: Any = None) -> "Graph":
@@ -85,7 +87,8 @@ def build(name: str, overrides: Any = None) -> "Graph":
     needed = 0 if sources(module, params) else NUMBER_BYTES * module.size(params)
     if needed > (memory := _memory_bytes()):
         raise PatternError(
-            f"workload {name}: expected one that fits the memory, {memory / 1e9:.0f} GB, found {needed / 1e9:.3g} GB"
+            f"workload {name}: expected a graph of at most the memory, {memory / 1e9:.0f} GB, found "
+            f"{needed / 1e9:.3g} GB"
         )
     graph = module.graph(params)
     return replace(graph, meta={**graph.meta, "model": name, "params": msgspec.to_builtins(params)})

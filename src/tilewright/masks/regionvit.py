@@ -48,7 +48,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"patch: expected at most the resolution {self.resolution}, found {self.patch}")
         if self.part == "windows" and self.side % self.window:
             # The padding would be tokens of the graph, which have no bias of their own.
-            raise ConfigError(f"windows: expected {self.side} tokens a side to be a multiple of {self.window}")
+            raise ConfigError(f"windows: expected a multiple of {self.window} tokens a side, found {self.side}")
 
     @property
     def side(self) -> int:

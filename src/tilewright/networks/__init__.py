@@ -150,7 +150,7 @@ def create(
         from tilewright.core import checkpoints
 
         if not hasattr(module, "timm_name"):
-            raise ConfigError(f"checkpoint: expected a file for {family}, whose weights timm does not publish")
+            raise ConfigError(f"checkpoint: expected a file, found 'cached': timm publishes no weights of {family}")
         checkpoint = checkpoints.cached(module.timm_name(chosen))
     if checkpoint is None and getattr(chosen, "needs", None):
         raise ConfigError(f"checkpoint: expected one with {chosen.needs}, found none")
@@ -304,7 +304,7 @@ def _chosen(module, family, stated):
     what, known = _exchanged(module)
     (other,) = (name for name in stated if name != what)
     if stated[other] is not None:
-        raise ConfigError(f"{other}: expected none for {family}, whose {what} is exchanged; found {stated[other]!r}")
+        raise ConfigError(f"{other}: {family} takes {what} instead, found {other}={stated[other]!r}")
     name = known[0] if stated[what] is None else stated[what]
     member(module.EXCHANGED.__name__, what, name, known)
     return name

@@ -64,7 +64,7 @@ def _read(file):
     try:
         return contents.fields(file, KIND, artifacts.read_json(file, KIND, VERSION).get("chosen"), dict[str, str])
     except ArtifactError as error:
-        _LOG.warning("kernels are chosen anew: %s", error)
+        _LOG.warning("kernels are chosen again: %s", error)
         return {}
 
 

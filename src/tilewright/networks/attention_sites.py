@@ -172,7 +172,7 @@ class Site:
         return self
 
     def __reduce__(self) -> NoReturn:
-        raise ConfigError("networks of this package are not pickled: keep their options and their state_dict() instead")
+        raise ConfigError("networks of this package cannot be pickled: save their options and state_dict()")
 
 
 class Attend(nn.Module):
@@ -357,8 +357,8 @@ def _attend(q, k, v, bias, tables, layer):
     found = _LAYERS.get(layer)
     if found is None:
         raise ArtifactError(
-            f"this program calls the attention {layer}, which is not here: compile or export the network in the "
-            "process that runs it, and keep the network for as long as the program is run"
+            f"this program calls the attention {layer}, which is not in this process: compile or export the network "
+            "here, and keep it while the program runs"
         )
     return _by_token(found.prepared(q.dtype, q.device, bias, tables)(q, k, v))
 

@@ -80,7 +80,7 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if kept is None:
                 continue
             if self.decoder == "folded":
-                raise ConfigError(f"path: expected no {knob} with the folded decoder, which has no such channels")
+                raise ConfigError(f"path: the folded decoder takes no {knob}")
             whole = isinstance(kept, numbers.Integral) and not isinstance(kept, bool)
             if not whole or kept < CHANNELS or kept % CHANNELS:
                 found = arguments.shown(kept)
@@ -164,7 +164,7 @@ def checked(path: Path, options: Options) -> Path:
     for knob in _KNOBS:
         value = getattr(path, knob)
         if value != usual.get(knob) and knob not in options.knobs:
-            raise ConfigError(f"path: {knob}={value} is not for this network; its keys: {', '.join(options.knobs)}")
+            raise ConfigError(f"path: this network takes no {knob}={value}; its keys: {', '.join(options.knobs)}")
         if knob in ("fuse", "width") and value is not None and value > options.channels:
             raise ConfigError(f"path: expected {knob} of at most {options.channels} channels, found {value}")
     if min(scaled(options.pixels, path.scale)) < options.least:

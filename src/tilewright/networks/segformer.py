@@ -106,8 +106,8 @@ def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict[str, torch
     """The state of the official code, whole or of a backbone alone, or of `transformers`, under the official names."""
     if any(".convs." in key or ".fusion_conv." in key for key in state if key.startswith("decode_head.")):
         raise ValueError(
-            "this is the head of mmsegmentation 1.x, another function: a norm and a ReLU at every level; "
-            "expected linear_c1 to linear_c4, linear_fuse and linear_pred"
+            "expected the head linear_c1 to linear_c4, linear_fuse and linear_pred, found the head of mmsegmentation "
+            "1.x, which has a norm and a ReLU at every level"
         )
     if any(re.match(pattern, key) for pattern in _STAGE for key in state if not key.startswith("decode_head.")):
         state = _from_transformers(state)
@@ -169,7 +169,7 @@ class Network(_parameters.Counted):
         `Unavailable` with an attention that has no pattern to use.
         """
         if self.attention not in ("dense", "native"):
-            raise Unavailable(f"attention {self.attention}: SegFormer attends to everything, expected dense or native")
+            raise Unavailable(f"attention {self.attention}: SegFormer's attention is dense: expected dense or native")
         path = self.path(path)
         if path.scale != 1:
             images = map_operators.resized(images, scaled(self.options.pixels, path.scale))

@@ -416,7 +416,7 @@ class Network(nn.Module):
         order = attention.order
         if order is not None and self.order is not None:
             raise ConfigError(
-                f"order: expected none for attention {self.attention}, which has its own; found {self.order!r}"
+                f"order: expected none, since attention {self.attention} has an order; found {self.order!r}"
             )
         if self.order not in (None, "raster"):
             order = torch.from_numpy(orders.order(self.order, grid))

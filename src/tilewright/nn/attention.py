@@ -209,7 +209,7 @@ class BiasPlans:
     def _made(self, key, bias):
         if operators.exporting():
             # Tables have no values while a program is traced.
-            raise PatternError("bias table: expected a call with such tokens before the export, found none")
+            raise PatternError("bias table: call the module once with tokens of this shape, then export it")
         # Values of its own, of no transformed or inference tensor: each call gives others.
         made = apart.made(lambda: key[0].with_bias(bias.empty()))
         # Known before a compiler asks: what it makes of one layer serves all whose plans are equal.
@@ -382,7 +382,7 @@ class SparseAttention(nn.Module):
         """
         grid = self.grid if grid is None else _grid(grid)
         if self.has_bias and grid != self.grid:
-            raise PatternError(f"grid: expected that of the bias table, {self.grid}, found {grid}")
+            raise PatternError(f"grid: expected the grid of the bias table, {self.grid}, found {grid}")
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         q, k = self.q_norm(q), self.k_norm(k)
         bias = _OwnBias(self, self._plans) if self.has_bias else None

@@ -145,7 +145,9 @@ def _called(pattern, grid, n_special):
         raise
     # A user's function may raise anything.
     except Exception as error:
-        raise PatternError(f"pattern: asked for a grid of {_by(grid)}: {' '.join(str(error).split())}") from error
+        raise PatternError(
+            f"pattern: a call for a grid of {_by(grid)} failed: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _by(grid):

@@ -103,7 +103,7 @@ _FORMULAS = {
 
 
 def _refused(ctx, *_):
-    raise PatternError("the backward of packed attention has no derivative: expected a first one, found a second one")
+    raise PatternError("packed attention has first derivatives only, found a call for a second derivative")
 
 
 def _starts(lists, offsets):

@@ -106,13 +106,13 @@ def check_qkv(offsets: PackedOffsets, q: Tensor, k: Tensor, v: Tensor, out: Tens
     check_tensors(q.device, q=q, k=k, v=v)
     if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
         raise PatternError(
-            f"out: expected {q.dtype} of shape {tuple(q.shape)} in one piece, found {out.dtype} of shape "
+            f"out: expected contiguous {q.dtype} of shape {tuple(q.shape)}, found {out.dtype} of shape "
             f"{tuple(out.shape)}, strides {out.stride()}"
         )
     check_tensors(q.device, out=out)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
-            raise PatternError(f"out: expected memory that no input uses, found that of {name}")
+            raise PatternError(f"out: expected memory that no input uses, found the memory of {name}")
 
 
 def check_result(q: Tensor, **tensors: Tensor) -> None:

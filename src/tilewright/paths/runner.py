@@ -58,7 +58,7 @@ class Picker:
         if price is None:
             return self.table.select(room, late=self.late)
         if self.odds is None:
-            raise ConfigError("price: expected a rehearsal of paths whose mean IoU is known first, found none")
+            raise ConfigError("price: call runner.rehearse(images) first, with a table that states mean IoU")
         return self.odds.pick(room, price) or self.table.select(room, late=self.late)
 
     def run(self, entry: Entry, images: torch.Tensor) -> torch.Tensor:
@@ -165,7 +165,7 @@ class Runner(Picker):
         table.check(batch=batch, **_facts(network))
         if bare := [x.path for x in table.rows if x.rung != "trained" and x.path not in (folded or {})]:
             raise ConfigError(
-                f"folded: expected statistics of each path, as the table has them, found none of {bare[0]}"
+                f"folded: expected batch-norm statistics of each path of the table, found none of {bare[0]}"
             )
         # The slowest first: its memory serves the others.
         paths = {entry.path: network.path(entry.path) for entry in reversed(table.rows)}  # type: ignore[operator]  # torch's modules do not tell the types of what they hold

@@ -86,7 +86,7 @@ def checked_budget(budget_us: Any) -> float:
 def promised(samples_us: Sequence[float] | np.ndarray) -> float:
     """The promise of ordered samples: the 996th of 1,000, or the same share of others; microseconds."""
     if not len(samples_us):
-        raise ConfigError("promise: expected samples, found none")
+        raise ConfigError("promise: expected latencies in microseconds, found none")
     ordered = sorted(samples_us)
     return float(ordered[min(len(ordered), math.ceil(len(ordered) * PROMISED / SAMPLES)) - 1])
 

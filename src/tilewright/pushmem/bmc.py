@@ -215,7 +215,7 @@ def _blank(stream, memory):
         seen |= {int(word) for word in np.unique(stream.data_in)}
     found = next((word for word in reversed(range(count)) if word not in seen), None)
     if found is None or max(seen) >= count:
-        raise SolverError(f"bmc: expected words of fewer than {count} numbers below {count}, found {len(seen - {ANY})}")
+        raise SolverError(f"bmc: expected fewer than {count} different words below {count}, found {len(seen - {ANY})}")
     return found
 
 

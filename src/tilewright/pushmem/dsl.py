@@ -208,7 +208,7 @@ class Expression:
 
     def __bool__(self) -> NoReturn:
         raise ProgramError(
-            "a value that is known only when the program runs has no truth; of words use select(), minimum() or "
+            "a value known only at run time is neither true nor false; use select(), minimum() or "
             "maximum(); an index has to be affine"
         )
 
@@ -385,8 +385,8 @@ class Source:
 
     def __setitem__(self, indices: Any, value: Any) -> NoReturn:
         raise ProgramError(
-            f"{self.name}: a stage writes each of its words once, at its own loop variables; with an address that data "
-            "choose, no read is known to come after the write that it needs"
+            f"{self.name}: a stage writes each of its words once, at its own loop variables; stores at other addresses "
+            "are not supported"
         )
 
 

@@ -44,13 +44,13 @@ def controller(
     times = np.asarray(times, dtype=np.int64)
     names = list(addresses)
     if not len(times):
-        raise NotAffineError("expected a controller that fires, found none of its firings")
+        raise NotAffineError("expected a controller that fires at least once, found no firing")
     gaps = np.diff(times)
     if times[0] >= 1 << CYCLE_BITS or (gaps > 1 << CYCLE_BITS).any():
         late = 0 if times[0] >= 1 << CYCLE_BITS else int(np.flatnonzero(gaps > 1 << CYCLE_BITS)[0]) + 1
         raise NotAffineError(
-            f"cycle {times[late]}: expected a first firing before cycle {1 << CYCLE_BITS} and gaps of at most as many, "
-            f"which is what a counter of {CYCLE_BITS} bits tells apart"
+            f"cycle {times[late]}: expected a first firing before cycle {1 << CYCLE_BITS} and gaps of at most as many "
+            f"cycles, since counters have {CYCLE_BITS} bits"
         )
     rows = np.column_stack([times, *(addresses[name] for name in names)])
     modulus = np.array([1 << CYCLE_BITS, *(1 << widths[name] for name in names)], dtype=np.int64)

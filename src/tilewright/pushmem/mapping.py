@@ -210,8 +210,7 @@ def _fits(mapped: Mapped) -> None:
         gap = max([0, *(s - i for (e, s), i in zip(loops, inner, strict=False) if e > 1)])
         if g.cycle.start >= COUNTER or gap > COUNTER:
             raise MappingError(
-                f"{name}: starts at cycle {g.cycle.start} and waits {gap} cycles at most; a counter tells {COUNTER} "
-                "apart"
+                f"{name}: starts at cycle {g.cycle.start} and waits up to {gap} cycles; a counter reaches {COUNTER}"
             )
 
 

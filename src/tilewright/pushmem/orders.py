@@ -34,7 +34,9 @@ def check(statement: Statement, order: str | Sequence[str]) -> None:
     order, outer = tuple(order), statement.loops[: statement.rank]
     if len(statement.loops) == statement.rank:
         if order != statement.loops:
-            raise ProgramError(f"{name}: a stage that reduces nothing in time follows what it reads; found {order!r}")
+            raise ProgramError(
+                f"{name}: a stage without a reduction in time takes the order of its sources; found {order!r}"
+            )
         return
     for n in order[: statement.rank]:
         if n not in outer:

@@ -78,7 +78,7 @@ def configuration(stream: Stream, memory: Memory) -> Configuration:
     Raises `NoScheduleError` where there are none, `NotFoundError` and `NotAffineError` where there may be others.
     """
     if stream.part == "tb" and (stream.data_out[stream.valid_out] == ANY).any():
-        raise NotFoundError("undecided", "tb: words that go out may be any; their tokens tell which write they want")
+        raise NotFoundError("undecided", "tb: expected known output words, which identify the writes, found x")
     found = {"agg": _agg, "sram": _sram, "tb": _tb}[stream.part](stream, memory.PARAMETERS)
     first: fit.NotAffineError | None = None
     for events in _ends(found):

@@ -51,7 +51,9 @@ def stencil(program: Program, pad: int = 0) -> dict[str, tuple[int, ...]]:
     relations = list(_relations(program))
     for p, d, c, e, slope in relations:
         if d != e or slope <= 0:
-            raise ProgramError(f"{c}: reads {p} with slope {slope} from dimension {e} to {d}: no raster does so")
+            raise ProgramError(
+                f"{c}: reads {p} with slope {slope} from dimension {e} to {d}: no raster order has such a slope"
+            )
     depth = max(len(b.shape) for b in program.buffers.values())
     rates = {}
     for d in range(depth):

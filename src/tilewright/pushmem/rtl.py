@@ -141,7 +141,7 @@ def _built(text, constants, inputs, outputs):
     """The shared library of a design, made where it is not kept."""
     compiler = shutil.which("g++")
     if compiler is None:
-        raise Unavailable("RTL needs g++, which was not found; expected a C++ compiler on the PATH")
+        raise Unavailable("RTL: expected the C++ compiler g++ on the PATH, found none")
     package, version = _pyosys(), metadata.version("pyosys")
     ports = {"constants": constants, "inputs": inputs, "outputs": outputs}
     digest = hashlib.sha256("\n".join([text, repr(ports), _RUN, version, *_CXX]).encode()).hexdigest()[:20]

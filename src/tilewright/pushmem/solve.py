@@ -135,7 +135,7 @@ def _checked(stream, memory, chosen, fitted, depth, known, monolithic, limit_s):
     found.seconds = seconds | found.seconds
     if found.verdict == UNKNOWN:
         known = fitted.cause or {"cause": "time", "text": "algebra chose schedules that no part has"}
-        text = f"{known['text']}; model checking of the whole tile gave up in the time that it had"
+        text = f"{known['text']}; the time limit ended model checking of the whole tile"
         found.cause = known | {"text": text}
     return found
 

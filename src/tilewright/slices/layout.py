@@ -294,7 +294,9 @@ def check_qkv(device: torch.device, **inputs: Tensor) -> None:
         if x.device != device:
             raise _elsewhere(name, device, x)
         if x.stride(-1) != 1:
-            raise PatternError(f"{name}: expected the values of a head side by side, found stride {x.stride(-1)}")
+            raise PatternError(
+                f"{name}: expected stride 1 in the last dimension, found {x.stride(-1)}; pass {name}.contiguous()"
+            )
         if x.requires_grad and torch.is_grad_enabled():
             raise PatternError(f"{name}: slices have no backward; call this under torch.no_grad()")
     if q.shape[-1] not in HEAD_DIMS:
@@ -302,7 +304,7 @@ def check_qkv(device: torch.device, **inputs: Tensor) -> None:
     if (out := inputs.get("out")) is not None:
         for name, x in inputs.items():
             if name != "out" and out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
-                raise PatternError(f"out: expected memory that no input uses, found that of {name}")
+                raise PatternError(f"out: expected memory that no input uses, found the memory of {name}")
 
 
 def check_lists(layout: Layout, **lists: Tensor) -> None:
@@ -313,7 +315,7 @@ def check_lists(layout: Layout, **lists: Tensor) -> None:
     for name, x in lists.items():
         if tuple(x.shape) != shapes[name] or x.dtype != torch.int32 or not x.is_contiguous():
             raise PatternError(
-                f"{name} of the lists: expected int32 of shape {shapes[name]} in one piece, found {x.dtype} of "
+                f"{name} of the lists: expected contiguous int32 of shape {shapes[name]}, found {x.dtype} of "
                 f"{tuple(x.shape)}, strides {x.stride()}"
             )
         if x.device != device:

@@ -127,11 +127,11 @@ def _named_graph(schedule):
     """The graph that the blocks of a schedule were cut from, as they name it. Raises `ArtifactError`."""
     path = next(filter(None, schedule.blocks_paths), None)
     if path is None:
-        raise ArtifactError("the schedule names no blocks; expected its graph as --graph")
+        raise ArtifactError("the schedule names no blocks; pass its graph by --graph")
     _, header = artifacts.read_npz(path, blocks_file.KIND, blocks_file.VERSION)
     found = next(iter(header["made_by"].get("inputs", ())), None)
     if found is None:
-        raise ArtifactError(f"{path}: does not name the graph it was made from; expected it as --graph")
+        raise ArtifactError(f"{path}: does not name its graph; pass it by --graph")
     return found
 
 

@@ -16,7 +16,7 @@ def run(
     stream, component, memory, engine, layers, fix, monolithic, time_limit, system, example, verify, write_stream,
     output, **design,
 ):  # fmt: skip
-    """See ``configure.py --help``. Exits with 2 where there is no configuration, with 3 where nobody knows.
+    """See ``configure.py --help``. Exits with 2 for no configuration, with 3 for a search without an answer.
 
     Raises `TilewrightError`.
     """
@@ -28,17 +28,17 @@ def run(
     of_tiles |= {"--layers": layers, "--fix": fix, "--monolithic": monolithic or None, "--write-stream": write_stream}
     of_designs = {"--solve": design["solve"], "--example": example}
     for given, others, what in (
-        (system is not None, of_tiles, "of a tile alone, not of a --system"),
-        (system is None, of_designs, "of a --system alone"),
+        (system is not None, of_tiles, "apply to tiles; leave them out with --system"),
+        (system is None, of_designs, "apply to designs; add --system"),
     ):
         if given and (flags := [flag for flag, value in others.items() if value is not None]):
-            raise ConfigError(f"{', '.join(flags)}: {what}; expected the command without")
+            raise ConfigError(f"{', '.join(flags)}: {what}")
     component, memory, engine = component or "top", memory or "pub", engine or "auto"
     layers = 4 if layers is None else layers
     if system is not None:
         return _design(system, design["solve"], example, verify, time_limit, output)
     if stream is None:
-        raise ConfigError("expected --stream, or --system with --solve and --example, found neither")
+        raise ConfigError("expected --stream CSV, or --system BTOR2 with --solve and --example, found neither")
     if component not in streams.PARTS:
         raise ConfigError(f"--component: unknown {component!r}; known: {', '.join(streams.PARTS)}")
     if not 0 <= layers <= len(solve.LAYERS):
@@ -68,9 +68,10 @@ def run(
     }
     if found.configuration is not None:
         configuration_file.write(output, found.configuration, told)
-        _say(f"{stream}: {found.engine}, {_verified(found.verified)}, layers {found.layers}")
+        least = ", ".join(f"{count} {what}" for what, count in (found.layers or {}).items())
+        _say(f"{stream}: {found.engine}, {_verified(found.verified)}{f', with {least}' if least else ''}")
         return None
-    cause = found.cause or {"cause": "time", "text": "the solver gave up in the time that it had"}
+    cause = found.cause or {"cause": "time", "text": "the time limit ended the search"}
     artifacts.write_json(output, KIND, VERSION, {**told, "memory": memory, "explanation": cause})
     return _end(found.verdict, f"{stream}: {found.verdict}: {cause['text']}")
 
@@ -85,7 +86,7 @@ def read(stream, component, tile):
     solve.check_part(component, tile)
     found = solve.solve(whole, tile, engine="fit", hardware=False)
     if found.configuration is None:
-        raise ConfigError(f"{stream}: expected a stream that the tile can give, found none: {found.cause['text']}")
+        raise ConfigError(f"{stream}: the tile cannot give this stream: {found.cause['text']}")
     ran = tile.run(recurrence.fired(found.configuration, tile, len(whole)), whole.data_in[:, :, 0])
     return parts.of_run(component, whole, ran)
 
@@ -94,7 +95,7 @@ def _design(system, solved_for, example, verify, limit_s, output):
     from tilewright.pushmem.configure import design
 
     if solved_for is None or example is None:
-        raise ConfigError("--system: expected --solve and --example beside it")
+        raise ConfigError("--system: missing --solve REGEX or --example CSV")
     if verify is not None:
         return _say(f"{verify}: gives {example}; {design.verify(system, solved_for, example, verify)} cycles")
     answer = design.run(system, solved_for, example, output, limit_s=limit_s)

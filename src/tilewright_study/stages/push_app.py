@@ -111,7 +111,7 @@ def mapped_app(folder: str | Path) -> tuple[str, str, mapping.Mapped]:
     mapped = mapping.compile(apps.program(said["app"]), said["memory"])
     if json.loads(json.dumps(mapped_document(mapped))) != {key: said[key] for key in mapped_document(mapped)}:
         raise ArtifactError(
-            f"{folder}/mapped.json: expected what today's code maps, found another mapping; map it again"
+            f"{folder}/mapped.json: expected the mapping that this code makes, found another; run --step map again"
         )
     return said["app"], said["memory"], mapped
 

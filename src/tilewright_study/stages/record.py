@@ -135,7 +135,7 @@ def _check_commit(paths):
         _, rows = _rows.read(path, experiments.row_types())
         if others := sorted({row["commit"] for row in rows} - {commit}):
             raise ConfigError(
-                f"{path}: expected rows of commit {commit}, found {', '.join(others)}; remove these to begin anew"
+                f"{path}: expected rows of commit {commit}, found {', '.join(others)}; remove these to start over"
             )
 
 

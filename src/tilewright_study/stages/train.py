@@ -30,7 +30,7 @@ def run(
     if minutes is not None or steps is not None:
         chosen = _changed(chosen, minutes=minutes, steps=steps)
     if batch is not None and size is None:
-        raise ConfigError("batch: expected a size beside it, found none")
+        raise ConfigError("batch: expected a size, too, found none")
     if size is not None:
         stage = {"until": 1.0, "sizes": [size], **({} if batch is None else {"batch": batch})}
         chosen = _changed(chosen, stages=[stage])

@@ -158,7 +158,9 @@ def _patterns(root, device):
     rows = _table(root, device, "attention", table_speedup.table).set_index("model")
     others = set(rows.index) - set(PATTERNS) - set(rows.index[rows["paper_speedup"].notna()])
     if missing := sorted(others | (set(PATTERNS) - set(rows.index))):
-        raise ArtifactError(f"expected rows of just the paper's workloads and {', '.join(PATTERNS)}; not so: {missing}")
+        raise ArtifactError(
+            f"expected rows of the paper's workloads and {', '.join(PATTERNS)}, missing or found too much: {missing}"
+        )
     lines = []
     for model, words in PATTERNS.items():
         row = rows.loc[model]

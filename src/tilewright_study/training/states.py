@@ -173,7 +173,7 @@ class State:
         if header.get("recipe") != text(self.recipe):
             raise ArtifactError(
                 f"{self.path}: expected a training by the recipe {text(self.recipe)}, found {header.get('recipe')}; "
-                "remove the file to begin anew"
+                "remove the file to start over"
             )
         self._check(json.loads(header.get("data", "{}")), tensors)
         with torch.no_grad():
@@ -201,7 +201,7 @@ class State:
                 if not _same(one := expected.get(name), other := found.get(name)):
                     raise ArtifactError(
                         f"{self.path}: expected a training of {what}, found another: {name} {arguments.shown(other)} "
-                        f"for {arguments.shown(one)}; remove the file to begin anew"
+                        f"for {arguments.shown(one)}; remove the file to start over"
                     )
 
     def settle(self) -> None:

@@ -339,7 +339,7 @@ def test_other_tensors_are_refused():
     out = call(q, k, v)
     with pytest.raises(PatternError, match="grad: expected the shape, dtype and device of the result, found"):
         backward.gradients(call, q, k, v, out, grad[:, :, 1:])
-    with pytest.raises(PatternError, match="k: expected the values of a head side by side, found stride 50"):
+    with pytest.raises(PatternError, match="k: expected stride 1 in the last dimension, found 50; pass k"):
         backward.gradients(call, q, k.mT.contiguous().mT, v, out, grad)
 
 

@@ -341,7 +341,7 @@ def test_what_does_not_fit_is_left_out(monkeypatch, tmp_path, windows):
     assert [kernel.rank for kernel in found.kernels] == [None, 16, 32, 1, 2] and found.own_tiles_us == 0
     options = {"heads": 6, "head_dim": 64, "dtype": "bfloat16", "split_keys": 512, "calibration": found}
     cost_model.predict(windows, **options)
-    with pytest.raises(DeviceError, match="of 64 rows: expected one of the ranks"):
+    with pytest.raises(DeviceError, match="of 64 rows: expected masks of a rank that fits this device"):
         cost_model.predict(windows, **options, bias_heads=6)
     assert calibration.summary(found)["tiles"] == "-"
 
@@ -409,7 +409,7 @@ def test_a_broken_file_is_replaced_with_one_line(gpu, monkeypatch, caplog, damag
     assert replace(calibration.of([TILE], 64, "bfloat16")["64x1"], seconds=0.0) == replace(found, seconds=0.0)
     assert gpu.calls == 2 * calls
     (record,) = caplog.records
-    assert "a calibration is made anew" in record.getMessage() and "\n" not in record.getMessage()
+    assert "a calibration is made again" in record.getMessage() and "\n" not in record.getMessage()
     assert str(path) in record.getMessage()
     monkeypatch.setattr(calibration, "_HELD", {})
     calibration.of([TILE], 64, "bfloat16")

@@ -539,7 +539,7 @@ def test_symmetric_needs_a_square_pattern(name):
 
 
 def test_window_needs_hints():
-    with pytest.raises(PatternError, match="declares windows, found none for 'mine'"):
+    with pytest.raises(PatternError, match="declared windows, found none in 'mine'"):
         reorder.apply(from_pattern(np.eye(3, dtype=bool), meta={"model": "mine"}), "window")
 
 

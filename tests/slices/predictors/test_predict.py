@@ -342,7 +342,7 @@ def small(**stated):
         ),
         ({"mass": 0.5, "always": [(10, 201)]}, ConfigError, "^always: expected ranges .* 0 to 200, found 10 to 201"),
         ({"mass": 0.5, "always": [(10, 10)]}, ConfigError, "^always: expected ranges within 0 to 200, found 10 to 10"),
-        ({"mass": 0.5, "least": -1}, ConfigError, "^least: expected an integer, at least 0, found -1"),
+        ({"mass": 0.5, "least": -1}, ConfigError, "^least: expected an integer of at least 0, found -1"),
         ({"mass": 0.5, "rows": 48}, PatternError, "^rows: expected a power of two from 16 to 128, found 48"),
         ({"mass": 0.5, "pool": 12}, ConfigError, "^pool: expected a power of two from 1 to the 32 rows .*, found 12"),
         ({"mass": 0.5, "pool": 64}, ConfigError, "^pool: expected a power of two from 1 to the 32 rows .*, found 64"),
@@ -356,7 +356,7 @@ def small(**stated):
         ({"mass": 0.5, "scale": 0}, PatternError, "^scale: expected a number greater than 0, found 0"),
         ({"mass": 0.5, "by": "given", "mask": MASK}, ConfigError, "expected none of mass, .*, found mass"),
         ({"by": "given", "least": 4, "mask": MASK}, ConfigError, "none of mass, .*, found least"),
-        ({"by": "given"}, ConfigError, "^predictor given: expected a mask, or a pattern; known: spatial, temporal"),
+        ({"by": "given"}, ConfigError, "^predictor given: expected a mask or a pattern, found neither; known patterns"),
         (
             {"by": "given", "mask": MASK.expand(1, 2, 2, 200)},
             PatternError,

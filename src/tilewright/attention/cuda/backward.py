@@ -261,7 +261,9 @@ class Backward:
                 )
         for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
             if x.stride(3) != 1:
-                raise PatternError(f"{name}: expected the values of a head side by side, found stride {x.stride(3)}")
+                raise PatternError(
+                    f"{name}: expected stride 1 in the last dimension, found {x.stride(3)}; pass {name}.contiguous()"
+                )
 
 
 def _listed(pattern, n_rows, index, common, narrowed=False):

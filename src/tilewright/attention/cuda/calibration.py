@@ -263,7 +263,7 @@ def _held(path, stated, say=False):
             _HELD[path] = found
         except ArtifactError as error:
             if say:
-                _LOG.warning("a calibration is made anew: %s", error)
+                _LOG.warning("a calibration is made again: %s", error)
     return _HELD.get(path)
 
 

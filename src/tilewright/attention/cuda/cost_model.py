@@ -98,8 +98,8 @@ class Calibration:
         found = next((kernel for kernel in self.kernels if kernel.rank == rank), None)
         if found is None:
             raise DeviceError(
-                f"tiles of {self.rows} rows: expected one of the ranks {[each.rank for each in self.kernels]} that fit "
-                f"this device, found masks of rank {rank}; plan with a smaller tile"
+                f"tiles of {self.rows} rows: expected masks of a rank that fits this device, "
+                f"{[each.rank for each in self.kernels]}, found rank {rank}; plan with a smaller tile"
             )
         return found
 

@@ -341,7 +341,9 @@ class Executor:
             self.units.check(len(q))
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.stride(3) != 1:
-                raise PatternError(f"{name}: expected the values of a head side by side, found stride {x.stride(3)}")
+                raise PatternError(
+                    f"{name}: expected stride 1 in the last dimension, found {x.stride(3)}; pass {name}.contiguous()"
+                )
         out = qkv.empty(q, self.shape[0])
         if not len(q):
             return out

@@ -25,7 +25,9 @@ def key_order(graph: "Graph", row_order: np.ndarray, symmetric: bool | None) -> 
     """
     n_rows, n_cols = graph.shape
     if symmetric and n_rows != n_cols:
-        raise PatternError(f"symmetric: expected a square pattern, found {n_rows} x {n_cols}; known: false, or unset")
+        raise PatternError(
+            f"symmetric: expected a square pattern, found {n_rows} x {n_cols}; set it to false, or leave it out"
+        )
     if symmetric or (symmetric is None and n_rows == n_cols):
         return row_order, True
     if symmetric is None:

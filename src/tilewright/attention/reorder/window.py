@@ -25,8 +25,8 @@ def order(graph: "Graph", params: Params) -> tuple[np.ndarray, np.ndarray, dict[
     """
     if graph.row_hint is None:
         raise PatternError(
-            f"order window: expected a model that declares windows, found none for "
-            f"{graph.meta.get('model', 'this pattern')!r}; known orders without them: none, rcm, hc, ic"
+            f"order window: expected a pattern with declared windows, found none in "
+            f"{graph.meta.get('model', 'this pattern')!r}; use one of none, rcm, hc, ic"
         )
     rows = np.argsort(graph.row_hint, kind="stable").astype(np.int32)
     if params.symmetric is None and graph.col_hint is not None:

@@ -100,7 +100,7 @@ def _read_or_made(site, dtype, device):
         try:
             return plan.load(path)
         except ArtifactError as error:
-            _LOG.warning("a cached plan cannot be read and is made anew: %s", error)
+            _LOG.warning("a cached plan cannot be read and is made again: %s", error)
     chosen = {"reorder": planned.reorder, "tiles": planned.tiles or None, "solver": planned.solver}
     found = plan.plan(site.graph, **shape, device=device, **chosen)
     with caches.keeping("plans"):

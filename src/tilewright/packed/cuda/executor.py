@@ -254,4 +254,6 @@ def _side_by_side(**tensors):
     """Raise `PatternError` unless the last dimension of each tensor is contiguous."""
     for name, x in tensors.items():
         if x.stride(-1) != 1:
-            raise PatternError(f"{name}: expected the values of a row side by side, found stride {x.stride(-1)}")
+            raise PatternError(
+                f"{name}: expected stride 1 in the last dimension, found {x.stride(-1)}; pass {name}.contiguous()"
+            )

@@ -42,8 +42,8 @@ def read(text: str, configuration: str, name: str = "design") -> System:
             raise ArtifactError(f"{name}: two states have the name {node.name}")
         if following is None and init is not None:
             raise ArtifactError(
-                f"{name}: state {node.name} has a first value and no next: it is free behind the first cycle; expected "
-                "a next"
+                f"{name}: state {node.name} has an initial value and no next; expected a next, without which it is "
+                "free after the first cycle"
             )
         if following is None and not node.index:
             reader.unused(name, node.name, {**system.inputs, **system.configuration})
@@ -72,7 +72,7 @@ class _Reader:
 
     def _line(self, where, number, op, rest):
         if op in _REFUSED:
-            raise ArtifactError(f"{where}: {op} is no part of an example's question; expected a design without it")
+            raise ArtifactError(f"{where}: expected a design without {op}, which examples do not constrain")
         if op == "sort":
             self.sorts[number] = self._new_sort(where, rest)
         elif op in _TOLD:

@@ -83,7 +83,7 @@ def _in_time(function, seconds):
         answer, error = receiver.recv()
     except EOFError:
         raise SolverError(
-            f"expected an answer of the solver, found that its process ended: {process.exitcode}"
+            f"the process of the solver ended without an answer, with exit code {process.exitcode}"
         ) from None
     finally:
         process.kill()

@@ -135,7 +135,7 @@ def _winners(times, who, names, strict):
     met = np.flatnonzero(times[order][1:] == times[order][:-1])
     if strict and len(met):
         one, other = (names[who[order[met[0] + step]]] for step in (0, 1))
-        raise ConflictError(f"cycle {times[order[met[0]]]}: {one} and {other} meet at the one port of the memory")
+        raise ConflictError(f"cycle {times[order[met[0]]]}: {one} and {other} use the memory's only port at once")
     won = np.ones(len(times), dtype=bool)
     won[order[met + 1]] = False
     return won

@@ -96,7 +96,9 @@ def codes(
 def mask(params: Params, layout: "Layout", device: torch.device | str) -> torch.Tensor:
     """See the contract."""
     if params.pattern is None:
-        raise ConfigError(f"predictor given: expected a mask, or a pattern; known: {', '.join(STATED)}")
+        raise ConfigError(
+            f"predictor given: expected a mask or a pattern, found neither; known patterns: {', '.join(STATED)}"
+        )
     t, y, x = _tokens(params, device)
     sees = _PATTERNS[params.pattern](params, t, y, x)
 

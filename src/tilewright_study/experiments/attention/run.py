@@ -44,7 +44,7 @@ class Tokens:
             for name, value in (("heads", heads), ("head_dim", head_dim))
         )
         if self.heads is None or self.head_dim is None:
-            raise ArtifactError("the graph's model has no heads and head_dim; expected them as arguments")
+            raise ArtifactError("the graph states no heads and head_dim; pass --heads and --head-dim")
         dtype = dtype or DTYPES[0]
         registry.check("dtype", dtype, DTYPES)
         self.dtype = getattr(torch, dtype)

@@ -86,7 +86,7 @@ class Section(Settings, frozen=True):
         for name in self.baselines:
             known = sparse_baselines.BLOCKS.get(name, self.groups)
             if not set(known) & set(self.groups):
-                raise ConfigError(f"slices.groups: expected {' or '.join(known)}, which the baseline {name} attends by")
+                raise ConfigError(f"slices.groups: the baseline {name} needs {' or '.join(known)}")
 
 
 class Shown(rows.Waited, frozen=True, kw_only=True):
