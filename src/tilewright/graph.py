@@ -328,11 +328,32 @@ def _collapse(indptr, indices):
 
 
 def from_pattern(pattern: Any, **keywords: Any) -> Graph:
-    """Build a `Graph` from a scipy sparse matrix or a boolean (or 0/1) array [N_q, N_k]. Raises `PatternError`.
+    """Build a `Graph` from a matrix.
 
-    keywords: those of `from_csr`. Stored zeros of a sparse matrix do not count as entries. NaN and values other than 0
-    and 1 are refused. An array may have leading dimensions, such as batch entries and heads, when all its slices
-    [N_q, N_k] are equal.
+    Parameters
+    ----------
+    pattern : scipy sparse matrix or array
+        Boolean or 0/1, [N_q, N_k]. Stored zeros of a sparse matrix are no entries. An array may have leading
+        dimensions, such as batch entries and heads, if all its slices [N_q, N_k] are equal.
+    **keywords
+        ``meta``, ``row_hint`` and ``col_hint``, see `Graph`.
+
+    Returns
+    -------
+    Graph
+
+    Raises
+    ------
+    PatternError
+        For other shapes or values, and for a pattern without entries.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tilewright import graph
+    >>> found = graph.from_pattern(np.tri(64, dtype=bool))
+    >>> found.shape, found.entries
+    ((64, 64), 2080)
     """
     import scipy.sparse as sp
 
@@ -465,10 +486,26 @@ def load(path: str | Path) -> Graph:
 
 
 def read_mask(path: str | Path, **keywords: Any) -> Graph:
-    """Read a user's pattern: a graph file, a scipy ``.npz``, a dense ``.npy``, or a tensor in a ``.pt`` file, dense or
-    sparse. keywords: those of `from_csr`. Nothing but tensors is read of a ``.pt`` file.
+    """Read a pattern from a file.
 
-    Raises `PatternError` and `ArtifactError`.
+    Parameters
+    ----------
+    path : str or Path
+        A file of a `Graph` or of a scipy sparse matrix (``.npz``), of a dense array (``.npy``), or of one dense or
+        sparse tensor (``.pt``). Only tensors are read from a ``.pt`` file.
+    **keywords
+        ``meta``, ``row_hint`` and ``col_hint``, see `Graph`.
+
+    Returns
+    -------
+    Graph
+
+    Raises
+    ------
+    ArtifactError
+        For a file that is missing, damaged or of another type.
+    PatternError
+        For a matrix that is no pattern.
     """
     import scipy.sparse as sp
 

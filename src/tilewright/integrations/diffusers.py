@@ -17,10 +17,26 @@ _ours: set[str] = set()
 
 
 def register(name: str = "tilewright", **settings: Any) -> Any:
-    """Enter slices as the attention backend `name`; again, with other settings. Returns its `Slices`.
+    """Register slices as an attention backend of diffusers. A second call changes the settings.
 
-    settings: of `sdpa.Settings`. Raises `ConfigError` for settings, and for a name that diffusers has; `Unavailable`
-    where diffusers is missing or another version.
+    Parameters
+    ----------
+    name : str
+        Name of the backend, in lower case.
+    **settings
+        Fields of `tilewright.integrations.sdpa.Settings`, such as ``mass=0.95, budget=0.4``.
+
+    Returns
+    -------
+    tilewright.integrations.sdpa.Slices
+        The backend, with counts of its calls.
+
+    Raises
+    ------
+    ConfigError
+        For settings that are unknown or out of range, and for a name that diffusers uses.
+    Unavailable
+        Without diffusers, or with another version of it.
     """
     attention = Slices(**settings)
     dispatch = _dispatch()

@@ -59,7 +59,17 @@ def sparsify(model: Any, pattern: Any, blocks: Any = None, *, plans: Any = None)
 
 
 class Sparsified:
-    """A model whose attention attends over a pattern, until ``remove()``. model: timm's, changed in place."""
+    """A model of timm whose attention attends over a pattern; `sparsify` makes it.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model, which is changed in place.
+    attention : callable
+        Makes the sparse attention of a block.
+    chosen : list of int
+        Numbers of the blocks.
+    """
 
     def __init__(self, model: Any, attention: Any, chosen: Any):
         """Change `model`, which `sparsify` has checked."""

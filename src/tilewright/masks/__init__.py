@@ -72,15 +72,40 @@ def parse(name: Any, overrides: Any = None) -> tuple[ModuleType, Any]:
                 raise ConfigError(
                     f"workload {name}: {contents.said(error, module.Params)}; parameters: {known}"
                 ) from None
-    known = [module.NAMING for module in members()]
-    own = [naming for naming in known if naming.partition("-")[0] == name.partition("-")[0]]
-    raise UnknownNameError("workload", name, own or [naming.rpartition("e.g. ")[2] for naming in known])
+    namings = [module.NAMING for module in members()]
+    own = [naming for naming in namings if naming.partition("-")[0] == name.partition("-")[0]]
+    raise UnknownNameError("workload", name, own or [naming.rpartition("e.g. ")[2] for naming in namings])
 
 
 def build(name: str, overrides: Any = None) -> "Graph":
-    """The graph of a workload, with ``meta["model"]`` its name and ``meta["params"]`` all its parameters.
+    """Build the graph of a workload.
 
-    Raises as `parse` does, and `PatternError` or `ArtifactError` where the graph cannot be made.
+    Parameters
+    ----------
+    name : str
+        Name of a workload, such as ``vil-tiny-224-s1``.
+    overrides : dict, optional
+        Parameters of the workload by name, such as ``{"window": 9}``.
+
+    Returns
+    -------
+    Graph
+        ``meta["model"]`` is the name, and ``meta["params"]`` has all parameters.
+
+    Raises
+    ------
+    UnknownNameError
+        For a name of no family.
+    ConfigError
+        For parameters that are unknown or out of range.
+    PatternError, ArtifactError
+        For a graph that is too large for the memory, and for a file that cannot be read.
+
+    Examples
+    --------
+    >>> from tilewright import masks
+    >>> masks.build("vil-tiny-64-s1").shape
+    (257, 257)
     """
     module, params = parse(name, overrides)
     # How many numbers a file holds is not known before it is read.

@@ -98,10 +98,36 @@ def special(pattern: Any) -> int | None:
 
 
 def graph(pattern: Any, grid: tuple[int, int], n_special: int) -> Graph:
-    """The `Graph` of a pattern over `n_special` tokens and a grid of ``(rows, columns)`` behind them.
+    """The pattern of special tokens and a grid of tokens that follow them.
 
-    pattern: a name; a `Graph`, a scipy sparse matrix or a boolean array [N, N]; or ``callable(grid, n_special)`` that
-    returns one of these. Raises `UnknownNameError` for a name, `PatternError` for a pattern that does not fit.
+    Parameters
+    ----------
+    pattern : str, Graph, matrix or callable
+        A name of `NAMED` such as ``window-15-g1``; a `Graph`, a scipy sparse matrix or a boolean array [N, N]; or
+        ``callable(grid, n_special)`` that returns one of these.
+    grid : (int, int)
+        Rows and columns of tokens.
+    n_special : int
+        Number of special tokens. They attend to all tokens and are attended to by all.
+
+    Returns
+    -------
+    Graph
+        Of N = n_special + rows * columns tokens.
+
+    Raises
+    ------
+    UnknownNameError
+        For a name of no pattern.
+    PatternError
+        For a pattern that does not fit the grid.
+
+    Examples
+    --------
+    >>> from tilewright.nn import patterns
+    >>> found = patterns.graph("window-7-g1", (14, 14), 1)
+    >>> found.shape, round(found.density, 3)
+    ((197, 197), 0.201)
     """
     height, width = grid
     if min(height, width) < 1:

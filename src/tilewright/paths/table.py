@@ -130,9 +130,25 @@ def _known(entry):
 
 
 class Table:
-    """The paths of a table that may be picked, from the fastest to the best.
+    """The paths of a network that a `Runner` may choose, from the fastest to the most accurate.
 
-    rows: `Entry`, of ascending promise and accuracy, at most `MOST`: the full front, thinned evenly by promised time.
+    Parameters
+    ----------
+    entries : sequence of Entry
+        Measured paths of one network, size, device and type.
+    least : float
+        Smallest accuracy of a path, as a share of the best one's.
+
+    Attributes
+    ----------
+    rows : tuple of Entry
+        Paths of ascending promised latency and accuracy. The promised latency of a path is the one that 99 % of its
+        calls keep.
+
+    Raises
+    ------
+    ConfigError
+        For entries of several networks or devices, and if none has a promised latency.
     """
 
     def __init__(self, entries: Sequence[Entry], *, least: float = 0.0):
@@ -161,10 +177,24 @@ class Table:
         self._promises = [entry.promise_us for entry in self.rows]
 
     def select(self, budget_us: float, *, late: str = "error") -> Entry:
-        """The best entry whose promise a budget in microseconds allows.
+        """The most accurate path whose promised latency fits a budget.
 
-        Raises `BudgetError` for a budget that is no positive number, and for one below every promise, unless `late` is
-        ``fastest``, which then picks the fastest.
+        Parameters
+        ----------
+        budget_us : float
+            Time budget in microseconds.
+        late : str
+            If no path fits: ``error``, or ``fastest`` for the fastest path.
+
+        Returns
+        -------
+        Entry
+
+        Raises
+        ------
+        BudgetError
+            For a budget that is no positive number, and for a budget below every promised latency with
+            ``late="error"``.
         """
         budget_us = checked_budget(budget_us)
         at = bisect.bisect_right(self._promises, budget_us) - 1

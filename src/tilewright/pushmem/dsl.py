@@ -392,15 +392,49 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Input(Source):
-    """Words that come from outside, in raster order."""
+    """An input of a program: an image or array whose words arrive in raster order.
+
+    Parameters
+    ----------
+    name : str
+        Letters, digits and ``_``.
+    shape : tuple of int
+        Words in each dimension.
+    dtype : str
+        ``uint16`` or ``int16``.
+    unroll : tuple of int
+        Dimensions laid out in space: each of their values has a buffer of its own.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Stage(Source):
-    """A function on a box: `make(*indices)` is the expression of one word.
+    """A stage of a program: a function on a box of words.
 
-    order: of a reduction's loops in time, outermost first, such as ``("i0", "i1", "r1", "r0")`` (i: index, r: reduced;
-    loops done in space are left out); ``"auto"`` for the fastest; None for the order in which they are written.
+    Parameters
+    ----------
+    name : str
+        Letters, digits and ``_``.
+    shape : tuple of int
+        Words in each dimension.
+    make : callable
+        ``make(*indices)`` returns the expression of one word. Sources are read by indices, ``source[y, x + 1]``.
+    dtype : str
+        ``uint16`` or ``int16``.
+    unroll : tuple of int
+        Dimensions laid out in space: each of their values has a buffer of its own.
+    order : str or sequence of str, optional
+        Loops of a reduction in time, outermost first, such as ``("i0", "i1", "r1", "r0")`` (i: index, r: reduced; loops
+        in space are left out). ``auto`` takes the fastest order, None the written one.
+
+    Examples
+    --------
+    >>> from tilewright.pushmem import dsl, mapping
+    >>> image = dsl.Input("image", (16, 16))
+    >>> blur = dsl.Stage("blur", (14, 16), lambda y, x: (image[y, x] + image[y + 1, x] + image[y + 2, x]) >> 1)
+    >>> mapped = mapping.compile(blur)
+    >>> len(mapped.tiles), mapped.pes
+    (1, 3)
     """
 
     make: Callable[..., Any] = field(default=None)  # type: ignore[assignment]
@@ -495,7 +529,34 @@ def reads(expression: Expression) -> list[Read]:
 
 
 def evaluate(outputs: Outputs, data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every stage's array for the inputs `data`, by whole-array numpy. Raises `ProgramError` for a wrong shape."""
+    """Compute every stage of a program with numpy on whole arrays.
+
+    Parameters
+    ----------
+    outputs : Stage or iterable of Stage
+        Outputs of the program.
+    data : dict
+        Arrays of the inputs by name.
+
+    Returns
+    -------
+    dict
+        Arrays of the stages by name.
+
+    Raises
+    ------
+    ProgramError
+        For an array of another shape, and for a program with an error.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tilewright.pushmem import dsl
+    >>> image = dsl.Input("image", (4,))
+    >>> twice = dsl.Stage("twice", (4,), lambda x: image[x] * 2)
+    >>> dsl.evaluate(twice, {"image": np.arange(4)})["twice"]
+    array([0, 2, 4, 6], dtype=uint16)
+    """
     arrays: dict[str, np.ndarray] = {}
     for source in stages_of(outputs):
         if isinstance(source, Stage):

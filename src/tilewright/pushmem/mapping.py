@@ -40,15 +40,37 @@ class Mapped:
 
 
 def compile(outputs: dsl.Outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD) -> Mapped:
-    """The program of the stages `outputs`, mapped to tiles of the kind `memory`. threshold: cycles from which on a tile
-    repeats a word, and registers do not.
+    """Map a program to memory tiles, registers and processing elements.
 
-    Where no schedule keeps an SRAM port free of conflicts, rows get a cycle longer (stencils), then buffers whose
-    distances vary wait a cycle longer. Images that a reduction reads come at its pace where a tile cannot hold them
-    else, and what still is too large for a tile is kept by a chain of them. Of a program that reduces in time, the
-    mapping with the fewest tiles, then cycles, is taken. Where a stage asks for the order ``auto``, each legal order is
-    mapped so, and the one of fewest cycles, then tiles, is taken; an order that cannot end earlier than one that is
-    mapped is left out. Raises `ProgramError`, `MappingError` and `UnknownNameError`.
+    Parameters
+    ----------
+    outputs : Stage or iterable of Stage
+        Outputs of the program.
+    memory : str
+        Kind of the memory tiles, ``pub`` or ``dp``.
+    threshold : int
+        Cycles of delay from which on a word is kept by a tile, and no longer by registers.
+
+    Returns
+    -------
+    Mapped
+        `Mapped.tiles`, `Mapped.pes`, `Mapped.registers` and `Mapped.schedule` describe the mapping.
+
+    Raises
+    ------
+    ProgramError
+        For a program with an error.
+    MappingError
+        For a program that does not fit the array.
+    UnknownNameError
+        For a memory that is unknown.
+
+    Notes
+    -----
+    If an SRAM port has conflicts, the rows of stencils, and then the waits of other buffers, get a cycle longer until
+    there are none. A buffer that is too large for a tile is kept by a chain of tiles. Of a program that reduces in
+    time, the mapping with the fewest tiles, then cycles, is taken; of the orders of ``auto``, the one with the fewest
+    cycles, then tiles.
     """
     begin = time.perf_counter()
     lowered = lower(outputs)

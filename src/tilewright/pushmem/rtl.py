@@ -71,7 +71,24 @@ def btor2(memory: Memory, parameters: Parameters | None = None) -> str:
 
 
 def verilog(memory: Memory, parameters: Parameters | None = None) -> str:
-    """The tile of a memory in Verilog, module ``tile``."""
+    """The Verilog of a memory tile, as module ``tile``.
+
+    Parameters
+    ----------
+    memory : module
+        Member of `pushmem.memories`, such as ``memories.member("pub")``.
+    parameters : Parameters, optional
+        Ports and words of the tile; the default is ``memory.PARAMETERS``.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    Unavailable
+        Without the packages of the extra ``push``.
+    """
     return _written(memory, parameters, _VERILOG, "tile.v")["tile.v"]
 
 

@@ -163,7 +163,35 @@ def _word(e, reads, loops):
 
 
 def run(mapped: Mapped, data: dict[str, np.ndarray]) -> Run:
-    """Outputs of `mapped` for the inputs `data` (arrays by the names of the program's inputs). Raises `RunError`."""
+    """Run a mapped program cycle by cycle, in a model of its tiles.
+
+    Parameters
+    ----------
+    mapped : Mapped
+        Program that `mapping.compile` returned.
+    data : dict
+        Arrays of the inputs by name.
+
+    Returns
+    -------
+    Run
+        Arrays of the outputs by buffer, the cycle of the last word, and numbers of words and of accesses.
+
+    Raises
+    ------
+    RunError
+        If a tile reads a word that was never written, and if output words are missing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tilewright.pushmem import dsl, mapping, simulate
+    >>> image = dsl.Input("image", (8, 8))
+    >>> edges = dsl.Stage("edges", (8, 7), lambda y, x: image[y, x + 1] - image[y, x])
+    >>> found = simulate.run(mapping.compile(edges), {"image": np.arange(64).reshape(8, 8)})
+    >>> found.outputs["edges"][0]
+    array([1, 1, 1, 1, 1, 1, 1], dtype=uint16)
+    """
     program, begin = mapped.program, time.perf_counter()
     array = _Array(mapped, input_words(program, data))
     for s in program.statements:

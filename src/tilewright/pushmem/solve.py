@@ -57,13 +57,39 @@ def solve(
     limit_s: float | None = None,
     hardware: bool = True,
 ) -> Found:
-    """The `Found` of a stream.
+    """Find a configuration of a memory tile, or of a part of it, that gives a stream.
 
-    engine: of `ENGINES`. depth: layers that bmc makes least. known: a `Configuration` whose controllers are fixed.
-    monolithic: bmc asks for all of the tile, or of a part, at once. limit_s: of bmc, seconds. hardware: whether the RTL
-    runs the answer, too.
+    Parameters
+    ----------
+    stream : Stream
+        Words that enter and leave in each cycle, see `streams.read`.
+    memory : module
+        Member of `pushmem.memories`, such as ``memories.member("pub")``.
+    engine : str
+        ``fit`` (algebra), ``bmc`` (model checking) or ``auto`` (fit first, bmc next).
+    depth : int
+        How many of loops, iterations, strides and starts ``bmc`` minimises, in this order.
+    known : Configuration, optional
+        Controllers that are fixed.
+    monolithic : bool
+        Let ``bmc`` solve the whole tile, or part, in one query.
+    limit_s : float, optional
+        Time limit of ``bmc`` in seconds.
+    hardware : bool
+        Verify the answer in the memory's RTL, too.
 
-    Raises `ConfigError`, and what `memories` and `rtl` raise for a missing extra.
+    Returns
+    -------
+    Found
+        ``verdict`` is ``solved``, ``infeasible`` (a proof) or ``unknown``. ``configuration`` is the answer, and
+        ``cause`` the reason if there is none.
+
+    Raises
+    ------
+    ConfigError
+        For a part that the memory lacks, and for a configuration of another memory.
+    SolverUnavailableError, Unavailable
+        Without the packages of the extra ``push``.
     """
     registry.check("engine", engine, ENGINES)
     check_part(stream.part, memory)

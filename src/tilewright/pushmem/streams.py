@@ -62,7 +62,26 @@ def shapes(part: str, parameters: Parameters) -> tuple[tuple[int, int], tuple[in
 
 
 def read(path: str | Path, part: str, parameters: Parameters) -> Stream:
-    """The `Stream` of a file. Raises `ArtifactError` that names the row and the column."""
+    """Read a stream from a CSV file.
+
+    Parameters
+    ----------
+    path : str or Path
+        File with the columns ``data_in,valid_in,data_out,valid_out`` and a row for each cycle.
+    part : str
+        ``top`` for the whole tile, or ``agg``, ``sram`` or ``tb``.
+    parameters : Parameters
+        Ports and words of the tile, ``memory.PARAMETERS``.
+
+    Returns
+    -------
+    Stream
+
+    Raises
+    ------
+    ArtifactError
+        For a file that is missing or damaged; the message names row and column.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -146,13 +146,40 @@ def merge(*parts: Part) -> Part:
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, lengths: Tensor | None = None) -> Part:
-    """Attention over all keys and its natural log-sum-exps, by the fastest operator here that returns both.
+    """Attention over all keys, with log-sum-exps, by the fastest operator of torch that returns both.
 
-    q [B, H, N_q, D], k and v [B, H, N_k, D] → ([B, H, N_q, D], float32 [B, H, N_q]). On a GPU of compute capability 9.0
-    or later cuDNN's kernel, before that FlashAttention-2, and where these refuse the tensors the memory-efficient one;
-    on a CPU torch's flash operator. lengths: int [B], from 1 to N_k; the queries of a batch entry attend to so many
-    first keys, on a GPU by the memory-efficient kernel. Raises `PatternError` or `DeviceError` for tensors that
-    `attend` would refuse.
+    Parameters
+    ----------
+    q, k, v : Tensor
+        [B, H, N_q, D], and k and v [B, H, N_k, D], as `attend` takes them.
+    scale : float, optional
+        Factor of the scores; the default is ``D ** -0.5``.
+    lengths : Tensor, optional
+        int [B], from 1 to N_k: keys of each batch entry, from the first one on. None for all keys.
+
+    Returns
+    -------
+    (Tensor, Tensor)
+        Attention [B, H, N_q, D] and natural log-sum-exps float32 [B, H, N_q].
+
+    Raises
+    ------
+    PatternError, DeviceError
+        For tensors that `attend` refuses.
+
+    Notes
+    -----
+    On a GPU of compute capability 9.0 or later this is cuDNN's kernel, on others FlashAttention-2, and the
+    memory-efficient kernel for tensors that these refuse and for `lengths`. On a CPU it is torch's flash operator.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tilewright import slices
+    >>> q = torch.randn(1, 2, 128, 64)
+    >>> out, lse = slices.dense(q, q, q)
+    >>> out.shape, lse.shape
+    (torch.Size([1, 2, 128, 64]), torch.Size([1, 2, 128]))
     """
     check_tensors(q=q, k=k, v=v)
     scale = _scale(q, scale)

@@ -41,13 +41,23 @@ Lists = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Layout(NamedTuple):
-    """Shapes of the lists of one attention call.
+    """Shapes of the lists of one attention call; `make_layout` makes them.
 
-    batch, heads: B and H. queries, keys: N_q and N_k, the queries without those of text. rows: queries of a group, M, a
-    power of two. capacity: keys that a group's list has room for, a multiple of `STEP` and of the width, at most N_k
-    rounded up to a multiple of `STEP`. width: lists hold whole aligned runs of so many keys, a power of two; the last
-    run of N_k may be short. 1: single keys. first, last: tokens of text before and behind all others; as queries they
-    are in no group and attend to all keys.
+    Parameters
+    ----------
+    batch, heads : int
+        Batch entries B and heads H.
+    queries, keys : int
+        Numbers N_q, without queries of text, and N_k.
+    rows : int
+        Queries of a group, M, a power of two.
+    capacity : int
+        Keys that a group's list has room for: a multiple of `STEP` and of `width`, at most N_k rounded up to a multiple
+        of `STEP`.
+    width : int
+        Keys of a run, a power of two: lists hold whole aligned runs, of which the last one may be short.
+    first, last : int
+        Tokens of text at the beginning and at the end. As queries they are in no group and attend to all keys.
     """
 
     batch: int
@@ -98,10 +108,38 @@ def make_layout(
     width: int = 1,
     text: tuple[int, int] = (0, 0),
 ) -> Layout:
-    """The `Layout` whose lists have room for the share `budget` of the keys, in (0, 1].
+    """Shapes of the lists of an attention call, with room for a share of the keys.
 
-    queries, keys: all of them. text: how many of these are text, at the beginning and at the end, which attend to all
-    keys. The other arguments are as in `Layout`. Raises `PatternError` for sizes that are no layout.
+    Parameters
+    ----------
+    batch, heads : int
+        Batch entries B and heads H.
+    queries, keys : int
+        Numbers N_q and N_k, with those of text.
+    rows : int
+        Queries of a group, a power of two from 16 to 128.
+    budget : float
+        Share of the keys, in (0, 1], that a group's list has room for.
+    width : int
+        Keys of a run, a power of two: lists hold whole aligned runs. 1 lists single keys.
+    text : (int, int)
+        Tokens of text at the beginning and at the end. They attend to all keys and are in no group.
+
+    Returns
+    -------
+    Layout
+
+    Raises
+    ------
+    PatternError
+        For sizes that are no layout.
+
+    Examples
+    --------
+    >>> from tilewright import slices
+    >>> layout = slices.make_layout(1, 2, 4096, 4096, rows=128, budget=0.1)
+    >>> layout.groups, layout.capacity
+    (32, 448)
     """
     sizes = {"batch": batch, "heads": heads, "queries": queries, "keys": keys, "rows": rows, "width": width}
     sizes = {name: arguments.whole(name, value, error=PatternError) for name, value in sizes.items()}
@@ -146,17 +184,26 @@ def with_tails(keys: Tensor, counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SliceLists:
-    """Which keys each group of queries attends to. All tensors lie on one device and are contiguous.
+    """Lists of the keys that each group of queries attends to, on one device, contiguous.
 
-    keys: int32 [B, H, G, capacity], ascending in each group; the tail up to the next multiple of `STEP` repeats the
-        last key, so that loads need no mask. What follows is not defined.
-    counts: int32 [B, H, G], keys of each group. More than the capacity: the list did not fit, holds the first of them,
-        and every result is NaN.
-    order: int32 [B, H, G], the groups of each head, most keys first; equal ones by number.
-    state: int32 [STATE]: group number + 1 (flat over B, H, G) of a list that did not fit, 0 for none; the same of a
-        group without keys; the keys listed in all, in units of 1 and of 2**31.
-    lengths: int32 [B], the first keys of each batch entry that its queries of text attend to and that its lists may
-        hold; None: all keys.
+    Parameters
+    ----------
+    layout : Layout
+        Shapes of the lists.
+    keys : Tensor
+        int32 [B, H, G, capacity], ascending in each group. The tail up to the next multiple of `STEP` repeats the last
+        key, so that loads need no mask; the rest is not defined.
+    counts : Tensor
+        int32 [B, H, G], keys of each group. A count above the capacity marks a list that did not fit: it holds the
+        first keys, and every result is NaN.
+    order : Tensor
+        int32 [B, H, G], the groups of each head by descending number of keys.
+    state : Tensor
+        int32 [STATE]: group number + 1 (flat over B, H, G) of a list that did not fit, 0 for none; the same for a group
+        without keys; the number of listed keys, in units of 1 and of 2**31.
+    lengths : Tensor, optional
+        int32 [B], keys of each batch entry from the first one on that queries of text attend to and lists may hold.
+        None for all keys.
     """
 
     layout: Layout

@@ -23,14 +23,42 @@ def from_indices(
     text: tuple[int, int] = (0, 0),
     check: bool = False,
 ) -> SliceLists:
-    """Lists of given keys, on their device.
+    """Make lists of given keys, on their device.
 
-    keys: int [B, H, G, C], the first ``counts[b, h, g]`` of each ascending; the rest is not read. counts: int
-    [B, H, G]. shape: (N_q, N_k). rows, width: as in `Layout`. text: as in `make_layout`; the lists are of the other
-    queries. check: wait for the device and check the lists at once.
+    Parameters
+    ----------
+    keys : Tensor
+        int32 or int64 [B, H, G, C]. Of each group the first ``counts[b, h, g]`` keys are read, in ascending order.
+    counts : Tensor
+        int32 or int64 [B, H, G], keys of each group.
+    shape : (int, int)
+        Numbers of queries and keys, (N_q, N_k).
+    rows, width : int
+        Queries of a group and keys of a run, see `Layout`.
+    text : (int, int)
+        Tokens of text, see `make_layout`. The lists are those of the other queries.
+    check : bool
+        Wait for the device and check the lists.
 
-    Raises `PatternError` for tensors that are no such lists. Keys that are out of range or not ascending, and more keys
-    than C, make every result NaN; `SliceLists.check` tells which group has them.
+    Returns
+    -------
+    SliceLists
+        If a key is out of range, keys do not ascend or a count is above C, every result is NaN; `SliceLists.check`
+        names the group.
+
+    Raises
+    ------
+    PatternError
+        For tensors of other shapes or types, and with `check` for wrong lists.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tilewright import slices
+    >>> keys = torch.arange(16).expand(1, 1, 2, 16)
+    >>> lists = slices.from_indices(keys, torch.full((1, 1, 2), 16), (128, 128), rows=64)
+    >>> lists.density()
+    tensor([[0.1250]])
     """
     for name, x, dims in (("keys", keys, 4), ("counts", counts, 3)):
         if not isinstance(x, Tensor) or x.ndim != dims or x.dtype not in (torch.int32, torch.int64):
@@ -81,14 +109,43 @@ def from_mask(
     width: int = 1,
     text: tuple[int, int] = (0, 0),
 ) -> SliceLists:
-    """Lists of the keys that a mask flags for each group of queries.
+    """Make lists of the keys that a mask selects for each group of queries.
 
-    mask: bool [B or 1, H or 1, G, N_k]. queries: N_q. batch, heads: B and H, where the mask has 1. rows: as in
-    `Layout`. budget: room, as a share of the keys; a group that has more makes every result NaN, see
-    `SliceLists.check`. width: runs of so many keys are listed whole where any of their keys is flagged. text: as in
-    `make_layout`; the mask is for the groups of the other queries, and says which keys of text they attend to.
+    Parameters
+    ----------
+    mask : Tensor
+        bool [B or 1, H or 1, G, N_k].
+    queries : int
+        Number of queries, N_q.
+    batch, heads : int, optional
+        B and H, where the mask has 1.
+    rows : int
+        Queries of a group, see `Layout`.
+    budget : float
+        Share of the keys, in (0, 1], that lists have room for. A group with more keys makes every result NaN, see
+        `SliceLists.check`.
+    width : int
+        Keys of a run, see `Layout`. A run is listed if the mask selects one of its keys.
+    text : (int, int)
+        Tokens of text, see `make_layout`. The mask is for the groups of the other queries.
 
-    Raises `PatternError` for a mask that does not fit.
+    Returns
+    -------
+    SliceLists
+
+    Raises
+    ------
+    PatternError
+        For a mask that does not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tilewright import slices
+    >>> mask = torch.zeros(1, 1, 2, 128, dtype=torch.bool)
+    >>> mask[..., :32] = True
+    >>> slices.from_mask(mask, 128, heads=4, rows=64).counts[0, 3]
+    tensor([32, 32], dtype=torch.int32)
     """
     if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.dtype != torch.bool:
         raise PatternError(f"mask: expected bool of shape (B, H, G, N_k), found {arguments.shown(mask)}")
@@ -118,11 +175,41 @@ def from_mask_mod(
     text: tuple[int, int] = (0, 0),
     device: torch.device | str = "cpu",
 ) -> SliceLists:
-    """Lists of the keys that any query of a group may see, by a mask function as FlexAttention takes it.
+    """Make lists of the keys that any query of a group may see, by a mask function of FlexAttention.
 
-    mask_mod: ``mask_mod(b, h, query, key) -> bool`` of int64 tensors that broadcast, evaluated on `device`, see
-    `slices.predictors.given.of_function`. shape: (N_q, N_k). The other arguments are as in `from_mask`. All queries of
-    a group attend to the keys of its list.
+    Parameters
+    ----------
+    mask_mod : callable
+        ``mask_mod(b, h, query, key) -> bool`` of int64 tensors that broadcast.
+    shape : (int, int)
+        Numbers of queries and keys, (N_q, N_k).
+    batch, heads : int
+        B and H.
+    rows, width : int
+        Queries of a group and keys of a run, see `Layout`.
+    budget : float
+        Share of the keys, in (0, 1], that lists have room for.
+    text : (int, int)
+        Tokens of text, see `make_layout`.
+    device : torch.device or str
+        Where the function is evaluated and the lists are kept.
+
+    Returns
+    -------
+    SliceLists
+        All queries of a group attend to the keys of its list.
+
+    Raises
+    ------
+    PatternError
+        For a function that raises an error or returns no booleans.
+
+    Examples
+    --------
+    >>> from tilewright import slices
+    >>> lists = slices.from_mask_mod(lambda b, h, q, k: (q - k).abs() < 8, (128, 128), rows=64)
+    >>> lists.counts[0, 0]
+    tensor([71, 71], dtype=torch.int32)
     """
     if not callable(mask_mod):
         raise PatternError(f"mask_mod: expected a function (b, h, query, key), found {arguments.shown(mask_mod)}")
@@ -134,9 +221,25 @@ def from_mask_mod(
 
 
 def unpack(bits: Tensor, layout: Layout, lengths: Tensor | None = None) -> SliceLists:
-    """The lists of `layout` and `lengths` that `SliceLists.pack` made `bits` of.
+    """Make lists of the bits that `SliceLists.pack` returned.
 
-    Raises `PatternError` for bits of other lists.
+    Parameters
+    ----------
+    bits : Tensor
+        int32 [B, H, G, words + 1].
+    layout : Layout
+        Layout of the packed lists.
+    lengths : Tensor, optional
+        Lengths of the packed lists, int [B].
+
+    Returns
+    -------
+    SliceLists
+
+    Raises
+    ------
+    PatternError
+        For bits of another layout.
     """
     arguments.of_kind(Layout, "a Layout", PatternError, layout=layout)
     if layout is None or not isinstance(bits, Tensor) or bits.is_nested:

@@ -26,9 +26,16 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Sharding:
-    """Which tokens and heads each rank of a process group holds; made by `shard`.
+    """Tokens and heads of each rank of a process group; `shard` makes it.
 
-    tokens, heads: how many each rank has, in the order of ranks. rank: of this process. group: None for the default.
+    Parameters
+    ----------
+    tokens, heads : tuple of int
+        Numbers of each rank, in the order of ranks.
+    rank : int
+        Rank of this process.
+    group : ProcessGroup, optional
+        None for the default group.
     """
 
     tokens: tuple[int, ...]
@@ -210,12 +217,30 @@ class Sharding:
 def shard(tokens: int | Sequence[int], heads: int | None = None, group: "dist.ProcessGroup | None" = None) -> Sharding:
     """Share out the tokens and the heads of a sequence among the ranks of a process group.
 
-    tokens: of the sequence, or how many each rank has; the same on every rank. heads: of a token, H; None, for those
-    who do not call `Sharding.attend`. group: None for the default one. Numbers that P does not divide give the first
-    ranks one token, or head, more than the others.
+    Parameters
+    ----------
+    tokens : int or sequence of int
+        Tokens of the sequence, or of each rank; the same on every rank.
+    heads : int, optional
+        Number of heads, H. `Sharding.attend` needs it.
+    group : ProcessGroup, optional
+        None for the default group, of P ranks.
 
-    Nothing is exchanged: each rank computes the same. Raises `DeviceError` without a process group, and `PatternError`
-    for fewer tokens or heads than ranks.
+    Returns
+    -------
+    Sharding
+        If P does not divide a number, the first ranks have one token, or head, more than the others.
+
+    Raises
+    ------
+    DeviceError
+        Without a process group.
+    PatternError
+        For fewer tokens or heads than ranks.
+
+    Notes
+    -----
+    Nothing is exchanged: each rank computes the same shares.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise DeviceError("expected a process group, found none; call torch.distributed.init_process_group first")

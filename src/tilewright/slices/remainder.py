@@ -14,15 +14,35 @@ _PAIRS = 1 << 26
 
 
 def rest(q: Tensor, k: Tensor, v: Tensor, lists: SliceLists, *, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Attention of the mean query of each group to the keys that its list leaves out: ``(out, lse)``, see `merge`.
+    """Estimate the attention to the keys that lists leave out, by the mean query of each group.
 
-    q [B, H, N_q, D], k and v [B, H, N_k, D] as `attend` takes them → out [B, H, N_q, D] and lse float32 [B, H, N_q],
-    the same for all queries of a group. ``merge(attend(q, k, v, lists, lse=True), rest(q, k, v, lists))`` is dense
-    attention where the queries of each group are equal, else an estimate of it: by Jensen's inequality the lse is not
-    above the mean of theirs. Queries of text, and groups that list all keys, get zeros and -inf.
+    ``merge(attend(q, k, v, lists, lse=True), rest(q, k, v, lists))`` is dense attention if the queries of each group
+    are equal, and an estimate of it otherwise.
 
-    It takes 1 / rows of the products of dense attention, and about half a gigabyte beside the result where lists have
-    room for a third of the keys. Nothing waits for the device. Raises what `attend` raises.
+    Parameters
+    ----------
+    q, k, v : Tensor
+        [B, H, N_q, D], and k and v [B, H, N_k, D], as `attend` takes them.
+    lists : SliceLists
+        Lists of the keys that are left out here.
+    scale : float, optional
+        Factor of the scores; the default is ``D ** -0.5``.
+
+    Returns
+    -------
+    (Tensor, Tensor)
+        Attention [B, H, N_q, D] and natural log-sum-exps float32 [B, H, N_q], equal for all queries of a group. Queries
+        of text, and groups that list all keys, get zeros and -inf.
+
+    Raises
+    ------
+    PatternError, DeviceError
+        For tensors that `attend` refuses.
+
+    Notes
+    -----
+    By Jensen's inequality the log-sum-exp is at most the mean of those of the queries. The operation takes 1 / M of the
+    products of dense attention for groups of M queries. On a GPU the call does not wait.
     """
     check_kinds(lists, q=q, k=k, v=v)
     layout = lists.layout

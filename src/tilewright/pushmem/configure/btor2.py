@@ -19,9 +19,36 @@ _TOLD = ("output", "bad", "constraint")
 
 
 def read(text: str, configuration: str, name: str = "design") -> System:
-    """The `System` of a design. Its configuration: the inputs whose whole names match the expression `configuration`.
+    """Read a design in BTOR2.
 
-    Raises `ArtifactError` that names the line, and `ConfigError` where nothing matches.
+    Parameters
+    ----------
+    text : str
+        The design.
+    configuration : str
+        Regular expression. Inputs whose whole names match it are the configuration.
+    name : str
+        Name of the design in messages.
+
+    Returns
+    -------
+    System
+
+    Raises
+    ------
+    ArtifactError
+        For a line that cannot be read; the message names it.
+    ConfigError
+        For an expression that no input matches.
+
+    Examples
+    --------
+    >>> from tilewright.pushmem.configure import btor2, query
+    >>> from tilewright.pushmem.configure.example import Example
+    >>> text = "1 sort bitvec 4\\n2 input 1 config_step\\n3 input 1 word\\n4 add 1 2 3\\n5 output 4 sum\\n"
+    >>> system = btor2.read(text, "config_.*")
+    >>> query.solve(system, Example(2, inputs={"word": [1, 5]}, outputs={"sum": [4, 8]})).registers
+    {'config_step': 3}
     """
     try:
         chosen = re.compile(configuration)

@@ -15,8 +15,19 @@ from tilewright.pushmem.configure.system import System, some
 
 @dataclass(frozen=True)
 class Example:
-    """Words for each cycle. inputs: by name. outputs: what is asked for, None where it is not. pins: of states and
-    outputs, what the example tells of them besides; each is asked for, and then taken for granted, see `unroll`."""
+    """Words of a system's inputs and outputs, cycle by cycle.
+
+    Parameters
+    ----------
+    cycles : int
+        Number of cycles.
+    inputs : dict
+        Words of each input by name, int [cycles]. Inputs that are left out are free.
+    outputs : dict
+        Words of each output by name, [cycles]; None leaves a word open.
+    pins : dict
+        Known words of states and outputs by name. Each is required, and then assumed.
+    """
 
     cycles: int
     inputs: Mapping[str, Sequence[int]] = field(default_factory=dict)

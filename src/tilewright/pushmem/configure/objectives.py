@@ -43,7 +43,15 @@ class Choices:
 
 @dataclass(frozen=True)
 class Least:
-    """A layer. products: each a list of ``(word, number to add)``; their sum is made least."""
+    """An objective: a sum of products of configuration words that is minimised.
+
+    Parameters
+    ----------
+    name : str
+        Name of the objective in the answer.
+    products : sequence
+        Lists of factors ``(word, number)``; a factor is the word plus the number.
+    """
 
     name: str
     products: Sequence[Sequence[tuple[str, int]]]

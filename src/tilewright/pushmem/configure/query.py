@@ -44,13 +44,35 @@ def solve(
     limit_s: float | None = None,
     explained: bool = True,
 ) -> Answer:
-    """The `Answer` for a system and an example.
+    """Find the configuration of a system that gives an example.
 
-    layers: in order; a `Choices` layer stands first. fixed: words that are known. limit_s: seconds; where they are over
-    the verdict is `GAVE_UP`, or, once there is a configuration, `SOLVED` without all layers. explained: whether a
-    cause is looked for.
+    Parameters
+    ----------
+    system : System
+        Of `btor2.read`.
+    example : Example
+        Words of inputs and outputs.
+    layers : sequence of Least or Choices
+        Objectives, minimised in this order; a `Choices` comes first.
+    fixed : dict, optional
+        Known configuration words by name.
+    limit_s : float, optional
+        Time limit in seconds.
+    explained : bool
+        Look for a cause if there is no configuration.
 
-    Raises `ConfigError` for an example of another system, `SolverError` for an answer that the interpreter refutes.
+    Returns
+    -------
+    Answer
+        ``verdict`` is ``solved``, ``infeasible`` (a proof) or ``unknown``; ``registers`` has the configuration words.
+        At the time limit the verdict is ``unknown``, or ``solved`` without all objectives.
+
+    Raises
+    ------
+    ConfigError
+        For an example of another system.
+    SolverError
+        For an answer that the interpreter refutes.
     """
 
     def ask():
