@@ -170,7 +170,7 @@ def test_somebodys_module_calls_slices_inside_only():
 def test_wrong_settings_are_refused():
     with pytest.raises(ConfigError, match="unknown field `kept`; settings: by, budget, mass, keep"):
         sdpa.Slices(kept=0.3)
-    with pytest.raises(ConfigError, match="expected mass, threshold or keep"):
+    with pytest.raises(ConfigError, match="expected one of mass, threshold and keep"):
         sdpa.Slices(tokens=1, threshold=0.3, mass=0.9)(*draw())
 
 

@@ -125,5 +125,5 @@ def test_a_new_pruner_with_a_setting_edits_no_network(monkeypatch):
         assert layout.valid.sum(1).tolist() == [3, 3]
     with pytest.raises(ConfigError, match=r"deit: unknown field `last`; .*settings of pruner firsts: first"):
         networks.create("deit", **options, last=3)
-    with pytest.raises(ConfigError, match="pruner firsts: Expected `int`"):
+    with pytest.raises(ConfigError, match="pruner firsts: first: expected int"):
         networks.create("deit", **options, first="three")

@@ -73,7 +73,7 @@ def test_what_is_not_stated_is_that_of_the_full_path():
         ("3.4.6.3 scale=nan", "expected a scale above 0 and at most 1, found nan"),
         ("3.4.6.3 scale=0.05", "at least 32 pixels a side, found 26x26 at scale 0.05"),
         ("3.4.6.3 decoder=mlp", "expected a decoder of folded, published, found 'mlp'"),
-        ("3.4.6.3 fuse=64", "expected no fuse with the folded decoder"),
+        ("3.4.6.3 fuse=64", "the folded decoder takes no fuse"),
         ("3.4.6.3 decoder=published width=40", "expected width of a multiple of 16 channels, found 40"),
         ("3.4.6.3 decoder=published fuse=0", "expected fuse of a multiple of 16 channels, found 0"),
         ("3.4.6.3 decoder=published fuse=784", "expected fuse of at most 768 channels, found 784"),

@@ -212,7 +212,7 @@ def test_without_a_compiler_it_says_so(monkeypatch):
     from tilewright.core.errors import Unavailable
 
     monkeypatch.setattr(rtl.shutil, "which", lambda name: None)
-    with pytest.raises(Unavailable, match=r"RTL needs g\+\+"):
+    with pytest.raises(Unavailable, match=r"compiler g\+\+ on the PATH"):
         rtl.Library("", [], [], [])
 
 

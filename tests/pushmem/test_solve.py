@@ -444,7 +444,7 @@ def command(*words, cwd):
 def test_the_command(tmp_path, hardware):
     streams.write(tmp_path / "s.csv", of("identity-14x14"))
     done = command("--stream", "s.csv", "--output", "c.json", cwd=tmp_path)
-    assert done.returncode == 0 and "verified by the model over 331 cycles, the rtl over 331 cycles" in done.stdout
+    assert done.returncode == 0 and "verified by the model over 331 cycles, the RTL over 331 cycles" in done.stdout
     document = json.loads((tmp_path / "c.json").read_text())
     assert document["engine"] == "fit" and document["verdict"] == "solved" and document["verified"]["rtl"] == 331
     done = command("--stream", "s.csv", "--verify", "c.json", cwd=tmp_path)

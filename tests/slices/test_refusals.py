@@ -66,7 +66,7 @@ def test_memory_for_the_result_is_its_own(lists, tokens):
 def test_lists_have_their_layout(name, change, lists, tokens):
     changed = change(getattr(lists, name)) if getattr(lists, name).ndim > 1 else getattr(lists, name)[:-1]
     held = {field: getattr(lists, field) for field in ("layout", "keys", "counts", "order", "state")} | {name: changed}
-    with pytest.raises(PatternError, match=rf"^{name} of the lists: expected int32 of shape \(.*in one piece, found"):
+    with pytest.raises(PatternError, match=rf"^{name} of the lists: expected contiguous int32 of shape \(.*, found"):
         slices.attend(**tokens, lists=slices.SliceLists(**held))
 
 

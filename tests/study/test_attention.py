@@ -419,7 +419,7 @@ def test_blocks_that_do_not_say_their_graph_need_it_given(study, cover):
         blocks.save(study / f"orphan-{name}.npz", cover[name])
     named = replace(schedule.load(study / "pair.greedy.json"), blocks_paths=("orphan-16x1.npz", "orphan-8x8.npz"))
     schedule.save(study / "orphan.json", named)
-    with pytest.raises(ArtifactError, match="does not name the graph it was made from"):
+    with pytest.raises(ArtifactError, match="does not name its graph"):
         bench(study, "--schedule", "orphan.json", "--output", "x.csv")
 
 

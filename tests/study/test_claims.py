@@ -455,7 +455,7 @@ def test_configured_streams_are_judged_whole(tmp_path):
     "changes",
     [
         {"rtl_cycles": 390},
-        {"rtl_cycles": None, "rtl": "not run: RTL needs g++"},
+        {"rtl_cycles": None, "rtl": "not run: RTL: expected the C++ compiler g++"},
         {"status": "failed", "reason": "unknown", "model_cycles": None, "rtl_cycles": None},
     ],
 )

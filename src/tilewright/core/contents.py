@@ -30,11 +30,14 @@ def fields(path: str | Path, kind: str, document: Any, form: Any) -> Any:
 
 def said(error: msgspec.ValidationError, form: type) -> str:
     """What an error says of a value of the class `form`, with the values that are known where a field is another."""
-    match = re.fullmatch(r"Invalid enum value (.+) - at `\$\.(\w+)`", str(error))
-    known = _literals(get_type_hints(form).get(match[2])) if match else ()
-    return (
-        f"{match[2]}: expected one of {', '.join(map(str, known))}, found {match[1]}" if match and known else str(error)
-    )
+    text = str(error).removeprefix("Object contains ")
+    match = re.fullmatch(r"Invalid enum value (.+) - at `\$\.(\w+)`", text)
+    if match and (known := _literals(get_type_hints(form).get(match[2]))):
+        return f"{match[2]}: expected one of {', '.join(map(str, known))}, found {match[1]}"
+    if match := re.fullmatch(r"Expected (.+?)(?:, got (.+?))? - at `\$\.?(.+)`", text):
+        found = f", found {match[2]}" if match[2] else ""
+        return f"{match[3]}: expected {match[1]}{found}".replace("`", "")
+    return text
 
 
 def _literals(hint):

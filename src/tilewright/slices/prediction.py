@@ -284,7 +284,8 @@ def _rule(layout, by, params, mass, keep, threshold, ranges, least):
         threshold, least = 1.0, 0
     elif not stated or {"mass", "threshold"} <= set(stated):
         raise ConfigError(
-            f"expected mass, threshold or keep, or one of these two and keep, found {', '.join(stated) or 'none'}"
+            "expected one of mass, threshold and keep, or keep with one of the others, found "
+            + (", ".join(stated) or "none")
         )
     least = LEAST if least is None else least
     units = -(-layout.keys // layout.width)

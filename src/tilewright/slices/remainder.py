@@ -24,7 +24,7 @@ def rest(q: Tensor, k: Tensor, v: Tensor, lists: SliceLists, *, scale: float | N
     q, k, v : Tensor
         [B, H, N_q, D], and k and v [B, H, N_k, D], as `attend` takes them.
     lists : SliceLists
-        Lists of the keys that are left out here.
+        Lists that name the other keys.
     scale : float, optional
         Factor of the scores; the default is ``D ** -0.5``.
 

@@ -9,6 +9,8 @@ from tilewright_study.experiments.push import examples
 
 # Of a file that says why there is no configuration.
 KIND, VERSION = "push explanation", 1
+# Objectives in words.
+LAYERS = {"levels": "loops", "extents": "iterations", "strides": "strides", "starts": "starts"}
 CODES = {"solved": 0, "infeasible": 2, "unknown": 3}
 
 
@@ -68,8 +70,8 @@ def run(
     }
     if found.configuration is not None:
         configuration_file.write(output, found.configuration, told)
-        least = ", ".join(f"{count} {what}" for what, count in (found.layers or {}).items())
-        _say(f"{stream}: {found.engine}, {_verified(found.verified)}{f', with {least}' if least else ''}")
+        numbers = "".join(f", {LAYERS[layer]} {number}" for layer, number in found.layers.items())
+        _say(f"{stream}: {found.engine}, {_verified(found.verified)}{numbers}")
         return None
     cause = found.cause or {"cause": "time", "text": "the time limit ended the search"}
     artifacts.write_json(output, KIND, VERSION, {**told, "memory": memory, "explanation": cause})
@@ -105,7 +107,7 @@ def _design(system, solved_for, example, verify, limit_s, output):
 
 def _verified(by):
     return "verified by " + ", ".join(
-        f"the {what} over {cycles} cycles" if isinstance(cycles, int) else f"{what}: {cycles}"
+        f"the {what.replace('rtl', 'RTL')} over {cycles} cycles" if isinstance(cycles, int) else f"{what}: {cycles}"
         for what, cycles in by.items()
     )
 

@@ -318,7 +318,7 @@ def small(**stated):
 @pytest.mark.parametrize(
     ("stated", "error", "message"),
     [
-        ({}, ConfigError, "^expected mass, threshold or keep, .*, found none$"),
+        ({}, ConfigError, "^expected one of mass, threshold and keep, .*, found none$"),
         ({"mass": 0.5, "threshold": 0.5}, ConfigError, "^expected .*, found mass, threshold$"),
         ({"mass": 0.0}, ConfigError, r"^mass: expected a number in \(0, 1\], found 0"),
         ({"keep": 1.5}, ConfigError, r"^keep: expected a number in \(0, 1\], found 1.5"),

@@ -22,7 +22,7 @@ class Example:
     cycles : int
         Number of cycles.
     inputs : dict
-        Words of each input by name, int [cycles]. Inputs that are left out are free.
+        Words of each input by name, int [cycles]. Inputs that are left out are 0.
     outputs : dict
         Words of each output by name, [cycles]; None leaves a word open.
     pins : dict
