@@ -1,5 +1,6 @@
 """Docstrings of the public interface: numpydoc's sections, every parameter in them, and examples that run."""
 
+import contextlib
 import doctest
 import importlib
 import inspect
@@ -8,15 +9,24 @@ from pathlib import Path
 
 import pytest
 
+import tilewright
+
 REFERENCE = (Path(__file__).parents[1] / "docs/reference.md").read_text()
-# Users get them from functions.
-MADE = {"tilewright.attention.plan.Plan", "tilewright.packed.pack.Packing"}
-NAMES = re.findall(r"^::: (\S+)$", REFERENCE, re.MULTILINE)
+# Users get them from functions. Errors have no parameters.
+MADE = {"tilewright.attention.plan.Plan", "tilewright.packed.pack.Packing", "tilewright.core.errors"}
+SHOWN = re.findall(r"^::: (\S+)(?:\n    options: {members: \[(.*)\]})?$", REFERENCE, re.MULTILINE)
+MEMBERS = [f"{name}.{member}" for name, members in SHOWN for member in re.findall(r'"(\w+)"', members)]
+NAMES = [*(name for name, _ in SHOWN), *(name for name in MEMBERS if "core.errors" not in name)]
 
 
 def found(name):
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+    """What a dotted name stands for: a function or a class of a module, a method, or a module."""
+    thing, parts = tilewright, name.split(".")
+    for n, part in enumerate(parts[1:], 2):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(".".join(parts[:n]))
+        thing = getattr(thing, part)
+    return thing
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - MADE))

@@ -275,11 +275,24 @@ def _advice(error, folder):
 
 
 class Plan:
-    """A scheduled attention operator for one pattern. Several threads may call it, and on several GPUs of its kind.
+    """A scheduled attention operator for one pattern. Several threads, and several GPUs of one kind, may call it.
 
-    Attributes: `row_order`, `col_order` (int64 tensors, ``order[new] = old``), `schedule`, `blocks`, `profiles`,
-    `graph` (in plan order; of several patterns, one above the other, see `units`), `units` (which of several patterns
-    each head or image has, None for one), `heads`, `head_dim`, `dtype`, `device` (its kind, ``cpu`` or ``cuda``).
+    Attributes
+    ----------
+    heads, head_dim : int
+        Attention heads H and their dimension D.
+    dtype : str
+        Type of the tensors, such as ``float32``.
+    device : str
+        Kind of device, ``cpu`` or ``cuda``.
+    row_order, col_order : Tensor
+        int64 [N_q] and [N_k]: plan order of queries and keys, ``order[new] = old``.
+    graph : Graph
+        The pattern in plan order; of several patterns, one above the other.
+    units : Units or None
+        Which of several patterns each head or image has.
+    schedule, blocks, profiles
+        Results of the stages, see docs/architecture.md.
     """
 
     def __init__(
@@ -323,15 +336,32 @@ class Plan:
         ordered: bool = False,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention over the pattern: q [B, H, N_q, D], k and v [B, H, N_k, D] → [B, H, N_q, D].
+        """Attention over the pattern.
 
-        ordered: the tokens stand in plan order already (``q[:, :, plan.row_order]``) and so will the result.
-        bias: values in place of those that the plan was made with, of the same shape: the table [H, T] of its `Bias`,
-        or dense [H, N_q, N_k]. The index, and which pairs a `Bias` is asked for, stay. They are read in this call: on a
-        GPU by the call's own launches, which a CUDA graph repeats; elsewhere the masks are filled again where values
-        changed since the last call.
-        Plans are differentiable once, in q, k, v and the bias, where their device has a backward.
-        Raises `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient elsewhere.
+        Parameters
+        ----------
+        q, k, v : Tensor
+            [B, H, N_q, D], and k and v [B, H, N_k, D], of the plan's type and device.
+        ordered : bool
+            Tokens are in plan order, ``q[:, :, plan.row_order]``, and so is the result.
+        bias : Tensor, optional
+            Values instead of those of the plan's bias: the table [H, T] of its `Bias`, or dense [H, N_q, N_k].
+
+        Returns
+        -------
+        Tensor
+            [B, H, N_q, D]. Queries without keys get zeros.
+
+        Raises
+        ------
+        PatternError, DeviceError
+            For tensors of other shapes, types or devices, and for tensors that need a gradient on a device without a
+            backward.
+
+        Notes
+        -----
+        Plans are differentiable once, in q, k, v and the bias. A GPU reads the values of the bias in each call, also in
+        a replay of a CUDA graph. A CPU fills its masks again if the values have changed since the last call.
         """
         if operators.watched(q):
             if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
@@ -351,10 +381,25 @@ class Plan:
         return self.run(q, k, v, ordered, bias)
 
     def with_bias(self, bias: Bias | torch.Tensor | None) -> "Plan":
-        """This plan with another bias (a `Bias`, or a tensor [H, N_q, N_k]): same order, blocks and schedule.
+        """This plan with another bias, and the same order, blocks and schedule.
 
-        Its values are copied now, as `plan` does. ASSUME: the layers of a network stage share one schedule, profiled
-        without their biases.
+        Parameters
+        ----------
+        bias : Bias, Tensor or None
+            A `Bias`, or a tensor [H, N_q, N_k]. Its values are copied.
+
+        Returns
+        -------
+        Plan
+
+        Raises
+        ------
+        PatternError
+            For a bias of another shape.
+
+        Notes
+        -----
+        ASSUME: the layers of a network stage share one schedule, profiled without their biases.
         """
         if bias is not None:
             _check_bias(bias, self.heads, self.shape, _natural(self.graph, self.shape[0]))
@@ -539,7 +584,13 @@ class Plan:
         return f"<Plan of {size}, {of}, tiles {', '.join(self.blocks)}>"
 
     def summary(self) -> str:
-        """A few lines for people: the pattern, the order, the tiles, the schedule and its proof."""
+        """Describe the pattern, the order, the tiles and the schedule with its bound.
+
+        Returns
+        -------
+        str
+            A few lines.
+        """
         s, g = self.schedule, self.graph
         used = np.bincount(s.tile, minlength=len(s.tiles))
         tiles = ", ".join(f"{name} × {n}" for name, n in zip(s.tiles, used, strict=True) if n) or "none"
@@ -558,7 +609,18 @@ class Plan:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as one file: the stages' own files in a zip archive, renamed into place when complete."""
+        """Write the plan as one file, which `load` reads.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to write, such as ``window.plan``.
+
+        Raises
+        ------
+        ArtifactError
+            For a path that cannot be written; an existing file is unchanged.
+        """
         path = arguments.path("path", path)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

@@ -88,7 +88,7 @@ class Sparsified:
         _enclose(model)
 
     def remove(self) -> None:
-        """Give the model back as it was."""
+        """Restore the model's own attention."""
         remove(self.model)
 
 

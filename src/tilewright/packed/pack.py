@@ -174,13 +174,21 @@ def pack_lengths(
 
 
 class Packing:
-    """A packed batch; made by `pack`.
+    """A batch of images of different numbers of tokens, one after the other; `pack` makes it.
 
-    offsets: where the sections of the lists begin. lists: int32, the device's own description of the batch. tokens:
-    [capacity, C], those given to `pack`, or None.
+    Attributes
+    ----------
+    tokens : Tensor or None
+        [capacity, C], the tokens that were packed.
+    capacity : int
+        Rows of a packed tensor.
+    offsets, lists
+        Sections of the lists, and the lists, int32: the device's own description of the batch.
 
-    On a GPU, calls with tensors of a layout that was seen before take a few µs of the host's time and do not wait. They
-    may be captured in a CUDA graph; so may `pack` with a capacity.
+    Notes
+    -----
+    On a GPU, calls with tensors of a known layout do not wait and take a few microseconds of the host's time. They may
+    be captured in a CUDA graph, and so may `pack` with a capacity.
     """
 
     def __init__(self, offsets: PackedOffsets, lists: Tensor, tokens: Tensor | None = None) -> None:
@@ -214,13 +222,37 @@ class Packing:
         return self.lists[self.offsets.source : self.offsets.position]
 
     def gather(self, x: Tensor) -> Tensor:
-        """Kept tokens of x [B, N, C] → [capacity, C]; zeros behind the last one."""
+        """The kept tokens of a padded tensor.
+
+        Parameters
+        ----------
+        x : Tensor
+            [B, N, C].
+
+        Returns
+        -------
+        Tensor
+            [capacity, C], with zeros after the last token.
+        """
         if self._through_operator(x):
             return call("ragged_gather", self.lists, x, self.offsets)
         return self._executor.gather(self.lists, x)
 
     def scatter(self, x: Tensor, fill: Tensor | float = 0) -> Tensor:
-        """Packed x [capacity, C] to its positions → [B, N, C]; `fill` [B, N, C] or 0 where nothing was kept."""
+        """Packed tokens at their positions in a padded tensor.
+
+        Parameters
+        ----------
+        x : Tensor
+            [capacity, C].
+        fill : Tensor or 0
+            [B, N, C], values of positions without a kept token.
+
+        Returns
+        -------
+        Tensor
+            [B, N, C].
+        """
         if not isinstance(fill, (Tensor, Real)) or (not isinstance(fill, Tensor) and fill != 0):
             raise PatternError(f"fill: expected a tensor or 0, found {arguments.shown(fill)}")
         given = fill if isinstance(fill, Tensor) else None
@@ -229,16 +261,41 @@ class Packing:
         return self._executor.scatter(self.lists, x, given)
 
     def first(self, x: Tensor) -> Tensor:
-        """The first kept token of each image, of packed x [capacity, C] → [B, C]."""
+        """The first kept token of each image, such as the class token.
+
+        Parameters
+        ----------
+        x : Tensor
+            [capacity, C].
+
+        Returns
+        -------
+        Tensor
+            [B, C].
+        """
         if self._through_operator(x):
             return call("ragged_first", self.lists, x, self.offsets)
         return self._executor.first(self.lists, x)
 
     def pad(self, x: Tensor, length: int) -> Tensor:
-        """Packed x [capacity, C] by image and number → [B, length, C]; zeros where an image has no such token.
+        """Packed tokens by image, padded to one length.
 
-        length: at least the tokens of any image. Raises `PatternError` for fewer on a CPU; a GPU, which is not waited
-        for, leaves out those that are more.
+        Parameters
+        ----------
+        x : Tensor
+            [capacity, C].
+        length : int
+            Tokens of an image in the result, at least those of any image.
+
+        Returns
+        -------
+        Tensor
+            [B, length, C], with zeros after the tokens of an image.
+
+        Raises
+        ------
+        PatternError
+            On a CPU, for a length below the tokens of an image. A GPU, which does not wait, leaves out further tokens.
         """
         length = arguments.whole("length", length, error=PatternError)
         if self._through_operator(x):
@@ -246,13 +303,24 @@ class Packing:
         return self._executor.pad(self.lists, x, length)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Attention of each image within itself, scale ``D ** -0.5``: q, k, v [capacity, H, D] → [capacity, H, D].
+        """Attention of each image within itself, with the scale ``D ** -0.5``.
 
-        Tensors may be strided views, the values of a head side by side. out: contiguous memory for the result that
-        nothing else uses, which saves the host a microsecond; None: new.
+        Parameters
+        ----------
+        q, k, v : Tensor
+            [capacity, H, D], with stride 1 in the last dimension.
+        out : Tensor, optional
+            Contiguous memory for the result that no input uses.
 
-        Raises `PatternError` or `DeviceError` for tensors that are not of this batch, such as those of another number
-        of rows.
+        Returns
+        -------
+        Tensor
+            [capacity, H, D].
+
+        Raises
+        ------
+        PatternError, DeviceError
+            For tensors that are not of this batch, such as those of another number of rows.
         """
         if self._through_operator(q, k, v):
             made = call("ragged_attend", self.lists, q, k, v, self.offsets)
@@ -265,7 +333,13 @@ class Packing:
         return self._executor.attend_into(out, self.lists, q, k, v)
 
     def check(self) -> None:
-        """Raise `PatternError` where the batch exceeds its capacity or an image keeps nothing. Waits for the device."""
+        """Wait for the device and check the batch.
+
+        Raises
+        ------
+        PatternError
+            If the batch exceeds its capacity, or an image keeps no token.
+        """
         header = transforms.values("check: expected one batch", self.lists[: packed_lists.HEADER])
         if header[EMPTY]:
             raise PatternError(f"expected every image to keep a token, found {header[EMPTY]} that keep none")

@@ -95,8 +95,24 @@ class Picker:
         return samples(call, list(entries), count, batches, seed=seed, beside=beside)
 
     def rehearse(self, images: torch.Tensor, count: int = SAMPLES, *, seed: int = 0) -> dict[str, np.ndarray]:
-        """Make the times, promises and odds of `table` anew from `times`, which are returned: another process on the
-        same device has another host beside it. Paths that are dominated then are no longer picked."""
+        """Measure the paths of the table again, in this process.
+
+        Promised latencies depend on the process and its host. Paths that others then dominate are not picked.
+
+        Parameters
+        ----------
+        images : Tensor
+            [batch, 3, H, W].
+        count : int
+            Calls of each path.
+        seed : int
+            Seed of the random order of the calls.
+
+        Returns
+        -------
+        dict
+            Latencies in microseconds by path, float [count].
+        """
         found = self.times(images, count, seed=seed)
         promised = promises(found)
         self.table = Table(
@@ -180,10 +196,32 @@ class Runner(Picker):
     def __call__(
         self, images: torch.Tensor, budget_us: float, *, price: float | None = None
     ) -> tuple[torch.Tensor, Told]:
-        """``(maps, told)`` of images [batch, 3, H, W] within a budget in microseconds; see the class.
+        """Label images by the best path that fits a time budget.
 
-        price: see `pick`, whose errors it raises, besides `PatternError` for images of another shape and for a second
-        caller.
+        Parameters
+        ----------
+        images : Tensor
+            [batch, 3, H, W], of the runner's shape.
+        budget_us : float
+            Time budget in microseconds.
+        price : float, optional
+            Mean IoU that a late call costs; it needs a `rehearse`. The call then runs the path of the highest expected
+            mean IoU. None takes the best path whose promised latency fits the budget.
+
+        Returns
+        -------
+        (Tensor, Told)
+            Maps in the network's type, which the next call overwrites on a GPU, and the path with its promised latency
+            and accuracy.
+
+        Raises
+        ------
+        BudgetError
+            For a budget that is no positive number, and for one that no path fits with ``late="error"``.
+        ConfigError
+            For a price without a rehearsal.
+        PatternError
+            For images of another shape, and for a second caller at a time.
         """
         entry = self.pick(budget_us, price=price)
         return self.run(entry, images), Told(entry.path, entry.promise_us, entry.test)  # type: ignore[arg-type]  # rows of a table have promises

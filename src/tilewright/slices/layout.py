@@ -219,7 +219,13 @@ class SliceLists:
         return self.keys, self.counts, self.order, self.state
 
     def density(self) -> Tensor:
-        """float32 [B, H] on the device: pairs listed, as a share of all pairs of a query and a key."""
+        """Share of the pairs of a query and a key that are listed.
+
+        Returns
+        -------
+        Tensor
+            float32 [B, H], on the device.
+        """
         layout = self.layout
         listed = self.counts.clamp(max=layout.capacity)
         # The last group may be short.
@@ -229,14 +235,29 @@ class SliceLists:
         return pairs / (layout.tokens * layout.keys)
 
     def pack(self) -> Tensor:
-        """A bit for each group and key: int32 [B, H, G, words + 1], to be kept; see `unpack`.
+        """Pack the lists to a bit for each group and key, which `unpack` reads.
 
-        Key j is the bit ``j % 32`` of the word ``j // 32``. The last word of a group is its count.
+        Returns
+        -------
+        Tensor
+            int32 [B, H, G, words + 1]. Key j is the bit ``j % 32`` of the word ``j // 32``. The last word of a group is
+            its number of keys.
         """
         return torch.ops.tilewright.slices_pack(self.keys, self.counts, [*self.layout])
 
     def check(self, allow_empty: bool = False) -> None:
-        """Raise `PatternError` where a list did not fit or, unless `allow_empty`, has no keys. Waits for the device."""
+        """Wait for the device and check that all lists fit.
+
+        Parameters
+        ----------
+        allow_empty : bool
+            Allow groups without keys.
+
+        Raises
+        ------
+        PatternError
+            For a list that did not fit, and for a group without keys; the message names the group.
+        """
         state = values("check: expected lists of one batch", self.state)
         if state[OVERFLOW]:
             b, h, g = self._place(state[OVERFLOW])
@@ -265,7 +286,22 @@ class SliceLists:
             raise PatternError(f"expected every group to have a key, found none in group {g} of head {h}, entry {b}")
 
     def graph(self, b: int, h: int) -> "graph.Graph":
-        """The pattern of a head as a `graph.Graph`, on the host. Checks the lists, of which some may be empty."""
+        """The pattern of a head, on the host.
+
+        Parameters
+        ----------
+        b, h : int
+            Batch entry and head.
+
+        Returns
+        -------
+        Graph
+
+        Raises
+        ------
+        PatternError
+            For lists that did not fit.
+        """
         self.check(allow_empty=True)
         counts = self.counts[b, h].cpu().numpy()
         keys = self.keys[b, h].cpu().numpy()

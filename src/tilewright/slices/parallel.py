@@ -59,14 +59,51 @@ class Sharding:
         return _ranges(self.heads)[self.rank]
 
     def own(self, x: Tensor, dim: int = 1) -> Tensor:
-        """This rank's tokens of a tensor that every rank holds whole, as a view. Raises `PatternError`."""
+        """This rank's tokens of a tensor that every rank has whole.
+
+        Parameters
+        ----------
+        x : Tensor
+            With all N tokens in one dimension.
+        dim : int
+            Dimension of the tokens.
+
+        Returns
+        -------
+        Tensor
+            A view with this rank's n tokens.
+
+        Raises
+        ------
+        PatternError
+            For another number of tokens.
+        """
         self._check_length("x", x, dim, sum(self.tokens))
         return x.narrow(dim, self.own_tokens.start, self.tokens[self.rank])
 
     def gather(self, x: Tensor, dim: int = 1) -> Tensor:
-        """All tokens, on every rank, of a tensor of which each rank holds its own. Raises `PatternError`.
+        """All tokens, on every rank, of a tensor of which each rank has its own tokens.
 
-        A rank sends and receives P - 1 shares, each as long as the longest, and copies what it received once.
+        Parameters
+        ----------
+        x : Tensor
+            With this rank's n tokens in one dimension.
+        dim : int
+            Dimension of the tokens.
+
+        Returns
+        -------
+        Tensor
+            With all N tokens.
+
+        Raises
+        ------
+        PatternError
+            For another number of tokens.
+
+        Notes
+        -----
+        A rank sends and receives P - 1 shares, each as long as the longest.
         """
         self._check_length("x", x, dim, self.tokens[self.rank])
         if self.ranks == 1:
@@ -89,21 +126,36 @@ class Sharding:
         *,
         replicated: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> "Tensor | tuple[Tensor, Tensor]":
-        """Attention of this rank's tokens over the tokens of all ranks: [B, H, n, D] with n its own tokens.
+        """Attention of this rank's tokens over the tokens of all ranks.
 
-        q, k, v: [B, H, n, D] of one type, strided views with the values of a head side by side.
-        attention: ``attention(q, k, v) -> out`` on [B, h, N, D], this rank's h heads and all N tokens in their order;
-            tokens are 3 B h D values apart. Its output may lie in any order; what `slices.attend` returns at B =
-            1 is sent without a copy.
-        replicated: q, k and v [B, H, t, D] of tokens that every rank holds alike, such as those of text. `attention`
-            sees them behind the N tokens, and the result is ``(out, out of these tokens)``, the same on every rank.
+        Parameters
+        ----------
+        q, k, v : Tensor
+            [B, H, n, D] of one type, with this rank's n tokens and stride 1 in the last dimension.
+        attention : callable
+            ``attention(q, k, v) -> out`` on [B, h, N, D], with this rank's h heads and all N tokens in their order.
+            Tokens are 3 B h D values apart. The strides of its result are free; a result of `slices.attend` with B = 1
+            is sent without a copy.
+        replicated : (Tensor, Tensor, Tensor), optional
+            q, k and v [B, H, t, D] of tokens that every rank has, such as those of text. `attention` gets them after
+            the N tokens.
 
-        Sent by a rank of P with equal shares: 4 B N H D (P - 1) / P**2 values, see `sent_bytes`. Memory beside the
-        result: twice this rank's q, k and v, once its output for what is received, and another copy of that where B > 1
-        or tokens are replicated. The host waits for nothing but what the process group itself waits for.
+        Returns
+        -------
+        Tensor, or (Tensor, Tensor)
+            [B, H, n, D], and with `replicated` the result [B, H, t, D] of these tokens, the same on every rank.
 
-        Raises `PatternError` for tensors of other shapes, for an attention that returns another shape, and for tensors
-        that need a gradient. A rank that raises leaves the others waiting until the timeout of the process group.
+        Raises
+        ------
+        PatternError
+            For tensors of other shapes, for an attention that returns another shape, and for tensors that need a
+            gradient. The other ranks wait until the timeout of the process group.
+
+        Notes
+        -----
+        A rank of P with equal shares sends 4 B N H D (P - 1) / P**2 values, see `sent_bytes`. The memory is twice this
+        rank's q, k and v and once its received output, and another copy of it with B > 1 or replicated tokens. Only the
+        process group makes the host wait.
         """
         self._check(q, k, v)
         if replicated is not None:
@@ -120,12 +172,30 @@ class Sharding:
         return self._to_tokens(out, 0 if replicated is None else replicated[0].shape[2])
 
     def merge(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention of this rank's tokens over all keys, from that of all tokens over each rank's keys.
+        """Attention of this rank's tokens over all keys, from parts over each rank's keys.
 
-        out [B, H, N, D], lse float32 [B, H, N]: of all queries over this rank's own keys, as `slices.attend` and
-        `slices.dense` return them. The result is [B, H, n, D] and [B, H, n], as `slices.merge` joins the parts. For
-        fewer heads than ranks, see `shard`: with the queries, which have to be gathered before, a rank sends about
-        2 B N H D (P - 1) / P values, P / 2 times as many as for `attend`. Raises `PatternError`.
+        Parameters
+        ----------
+        out : Tensor
+            [B, H, N, D], attention of all queries over this rank's keys, as `slices.attend` and `slices.dense` return
+            it.
+        lse : Tensor
+            float32 [B, H, N], its natural log-sum-exps.
+
+        Returns
+        -------
+        (Tensor, Tensor)
+            [B, H, n, D] and float32 [B, H, n], joined as by `slices.merge`.
+
+        Raises
+        ------
+        PatternError
+            For tensors of other shapes.
+
+        Notes
+        -----
+        It serves networks of fewer heads than ranks. With the queries, which have to be gathered first, a rank sends
+        about 2 B N H D (P - 1) / P values, P / 2 times as many as for `attend`.
         """
         self._check_length("out", out, 2, sum(self.tokens))
         if lse.shape != out.shape[:-1]:
