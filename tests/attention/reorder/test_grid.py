@@ -12,7 +12,7 @@ from tilewright import masks
 from tilewright.attention import blocks, reorder
 from tilewright.attention.blocks import tiles, work
 from tilewright.attention.cuda import tile_lists
-from tilewright.attention.reorder import _grid, _quotient
+from tilewright.attention.reorder import _grid, _neighbours, _quotient
 from tilewright.attention.reorder._quality import work_fraction
 from tilewright.core.errors import ConfigError
 from tilewright.graph import Graph, from_pattern
@@ -96,7 +96,7 @@ def test_a_grid_is_found_whatever_the_order_of_its_tokens(sides, reach, edge, se
 
 
 def test_the_first_guess_needs_no_neighbours(monkeypatch):
-    monkeypatch.setattr(_grid, "_by_neighbours", None)
+    monkeypatch.setattr(_neighbours, "coordinates", None)
     for sides, reach, edge in GRIDS.values():
         assert found_in(windows(sides, reach, edge)).part.max() == 0
 
@@ -133,8 +133,8 @@ def test_large_grids_are_found_by_a_sample_of_keys():
     dense = shuffled(windows((60, 60), (5, 5)), 0)
     graph = from_pattern(dense)
     q = _quotient.quotient(graph, np.arange(3600), exact=True)
-    _, *csr = _grid._local(q.indptr, q.indices, q.col_ptr, q.col_rows)
-    assert len(_grid._sampled(*csr)[1]) < 0.8 * len(q.indices)
+    _, *csr = _neighbours._local(q.indptr, q.indices, q.col_ptr, q.col_rows)
+    assert len(_neighbours._sampled(*csr)[1]) < 0.8 * len(q.indices)
     assert _grid.find(q).sides == (60, 60)
 
 
@@ -143,13 +143,13 @@ def test_a_few_rows_of_a_large_pattern_tell_that_it_is_no_grid(change, monkeypat
     dense = shuffled(windows((60, 60), (4, 4)), 0)
     chance = np.random.default_rng(0).random(dense.shape)
     dense = dense & (chance < 0.9) if change == "holes" else dense | (chance < 0.01)
-    compared, nearest = [], _grid._nearest
+    compared, nearest = [], _neighbours._nearest
 
     def counted(csr, sample, rows):
         compared.append(len(rows))
         return nearest(csr, sample, rows)
 
-    monkeypatch.setattr(_grid, "_nearest", counted)
+    monkeypatch.setattr(_neighbours, "_nearest", counted)
     assert found_in(dense) is None
     assert sum(compared) < 1000
 

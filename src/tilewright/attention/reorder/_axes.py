@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 # ASSUME: a row that sees more than this multiple of the median number of keys (a global token) says little about
 # locality.
 WIDE = 2.0
+# Most axes of a grid.
+AXES = 3
 
 
 def key_order(graph: "Graph", row_order: np.ndarray, symmetric: bool | None) -> tuple[np.ndarray, bool]:

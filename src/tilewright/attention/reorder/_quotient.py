@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from tilewright.attention.blocks.cut import unit_rows
-from tilewright.core.compiled import njit
 
 if TYPE_CHECKING:
     from tilewright.graph import Graph
@@ -116,87 +116,48 @@ def _sample(weight, count, budget):
     return np.where(np.random.default_rng(0).random(len(weight)) < share, weight / share, 0)
 
 
-@njit(cache=True, nogil=True)
 def _take(indptr, indices, rows):
     """The CSR of some rows."""
-    ptr = np.zeros(len(rows) + 1, np.int64)
-    for i in range(len(rows)):
-        ptr[i + 1] = ptr[i] + indptr[rows[i] + 1] - indptr[rows[i]]
-    out = np.empty(ptr[-1], np.int32)
-    for i in range(len(rows)):
-        out[ptr[i] : ptr[i + 1]] = indices[indptr[rows[i]] : indptr[rows[i] + 1]]
-    return ptr, out
+    if len(rows) == len(indptr) - 1 and (np.diff(rows) == 1).all():
+        return indptr, indices
+    counts = np.diff(indptr)[rows]
+    ptr = _bounds(counts)
+    return ptr, indices[np.arange(ptr[-1]) + np.repeat(indptr[rows] - ptr[:-1], counts)]
 
 
-@njit(cache=True, nogil=True)
-def transpose(indptr, indices, n_cols):
+def _bounds(counts):
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+
+
+def transpose(
+    indptr: NDArray[np.int64], indices: NDArray[np.int32], n_cols: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """The CSR of the transpose; rows ascend in each column."""
-    ptr = np.zeros(n_cols + 1, np.int64)
-    for k in indices:
-        ptr[k + 1] += 1
-    ptr = np.cumsum(ptr)
-    fill = ptr[:-1].copy()
-    rows = np.empty(len(indices), np.int32)
-    for r in range(len(indptr) - 1):
-        for e in range(indptr[r], indptr[r + 1]):
-            rows[fill[indices[e]]] = r
-            fill[indices[e]] += 1
-    return ptr, rows
+    entries = np.ones(len(indices), np.int8), indices, indptr
+    found = csr_array(entries, shape=(len(indptr) - 1, n_cols)).tocsc()
+    return found.indptr.astype(np.int64), found.indices.astype(np.int32, copy=False)
 
 
-@njit(cache=True, nogil=True)
-def leaders(col_ptr, col_rows, useful):
+def leaders(col_ptr: NDArray[np.int64], col_rows: NDArray[np.int32], useful: NDArray[np.bool_]) -> NDArray[np.int64]:
     """First column equal to each useful one. A digest proposes, the comparison of all rows decides."""
-    leader = np.arange(len(useful))
-    seen = {np.uint64(0): 0}
-    for k in range(len(useful)):
-        if useful[k]:
-            mine = col_rows[col_ptr[k] : col_ptr[k + 1]]
-            digest = np.uint64(14695981039346656037)
-            for r in mine:
-                digest = (digest ^ np.uint64(r)) * np.uint64(1099511628211)
-            other = seen.setdefault(digest, k)
-            if np.array_equal(mine, col_rows[col_ptr[other] : col_ptr[other + 1]]):
-                leader[k] = other
-    return leader
-
-
-@njit(cache=True, nogil=True)
-def rename(indptr, units, name):
-    """The CSR with units renamed, those named -1 left out."""
-    ptr = np.zeros(len(indptr), np.int64)
-    out = np.empty(len(units), np.int32)
-    n = 0
-    for r in range(len(indptr) - 1):
-        for e in range(indptr[r], indptr[r + 1]):
-            if name[units[e]] >= 0:
-                out[n] = name[units[e]]
-                n += 1
-        ptr[r + 1] = n
-    return ptr, out[:n].copy()
-
-
-@njit(cache=True, nogil=True)
-def reached(indptr, indices, degree, seeds):
-    """Tokens int64 [N], breadth first from each of the `seeds` that none before it reaches.
-
-    indptr, indices: CSR of each token's neighbours. degree: int [N]; new neighbours of a token come by it, and as in
-    `indices` where it is equal.
-    """
-    found, n = np.empty(len(degree), np.int64), 0
-    seen = np.zeros(len(degree), np.bool_)
-    for seed in seeds:
-        if seen[seed]:
-            continue
-        seen[seed], found[n], at = True, seed, n
-        n += 1
-        while at < n:
-            first = n
-            for other in indices[indptr[found[at]] : indptr[found[at] + 1]]:
-                if not seen[other]:
-                    seen[other], found[n] = True, other
-                    n += 1
-            new = found[first:n].copy()
-            found[first:n] = new[np.argsort(degree[new], kind="mergesort")]
-            at += 1
+    digests = np.random.default_rng(0).integers(1 << 63, size=int(col_rows.max(initial=0)) + 1, dtype=np.uint64)
+    total = np.concatenate((np.zeros(1, np.uint64), np.cumsum(digests[col_rows])))
+    found, at = np.arange(len(useful)), np.flatnonzero(useful)
+    _, first, same = np.unique((total[col_ptr[1:]] - total[col_ptr[:-1]])[at], return_index=True, return_inverse=True)
+    other, counts = at[first[same]], np.diff(col_ptr)
+    asked = (other != at) & (counts[other] == counts[at])
+    at, other = at[asked], other[asked]
+    ptr, rows = _take(col_ptr, col_rows, at)
+    wrong = np.append(0, np.cumsum(rows != _take(col_ptr, col_rows, other)[1]))
+    equal = wrong[ptr[1:]] == wrong[ptr[:-1]]
+    found[at[equal]] = other[equal]
     return found
+
+
+def rename(
+    indptr: NDArray[np.int64], units: NDArray[np.int32], name: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The CSR with units renamed, those named -1 left out."""
+    found = name[units]
+    kept = found >= 0
+    return (indptr, found) if kept.all() else (_bounds(kept)[indptr], found[kept])

@@ -42,12 +42,20 @@ class Params(_tuning.Params, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 def order(graph: "Graph", params: Params) -> tuple[NDArray[np.int32], NDArray[np.int32], _tuning.Settings]:
     """Order of the groups in which they were grown (see `tilewright.attention.reorder`)."""
-    from tilewright.attention.reorder import _growth, _published, _quotient
+    from tilewright.attention.reorder import _quotient
 
     parts = cache(_quotient.parts)
 
     def arrange(graph, used):
+        # Here: what is compiled takes long to load.
+        from tilewright.attention.reorder import _growth
+
         found = parts(graph, used["col_block"], used["wide"])
         return _quotient.join(graph, [(q, _growth.grow(q, cap=used["cap"], tau=used["tau"])) for q in found])
 
-    return _tuning.order("ic", graph, params, (PUBLISHED, _published.iterative), GRID, arrange)
+    def published(graph, **used):
+        from tilewright.attention.reorder import _published
+
+        return _published.iterative(graph, **used)
+
+    return _tuning.order("ic", graph, params, (PUBLISHED, published), GRID, arrange)

@@ -34,7 +34,7 @@ def order(graph: "Graph", params: Params) -> tuple[np.ndarray, np.ndarray, dict[
     An unsymmetric pattern is ordered by the union with its transpose. Raises `PatternError` unless the pattern is
     square.
     """
-    from tilewright.attention.reorder._quotient import reached
+    from tilewright.attention.reorder._breadth import reached
 
     if graph.n_rows != graph.n_cols:
         raise PatternError(f"order rcm: expected a square pattern, found {graph.n_rows} x {graph.n_cols}")
