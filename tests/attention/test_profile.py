@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ from hypothesis import strategies as st
 from helpers import plans
 from helpers.gpu import hide_gpu
 from tilewright import devices
+from tilewright.attention import measure as measuring
 from tilewright.attention import profile
 from tilewright.attention.blocks import work
 from tilewright.attention.cpu import probe as cpu_probe
 from tilewright.attention.cpu.probe import Probe, head
-from tilewright.attention.measure import measure
+from tilewright.attention.measure import expected, measure
 from tilewright.attention.schedule import problem
+from tilewright.core import caches
 from tilewright.core.errors import ArtifactError, DeviceError, UnknownNameError
 from tilewright.core.timing import FEWEST, Timing
 
@@ -200,3 +203,73 @@ def test_a_file_that_states_a_form_is_refused(tmp_path, measured):
     (tmp_path / "p.json").write_text(json.dumps(document | {"form": {"step_keys": 64}}))
     with pytest.raises(ArtifactError, match="a profile that states no form of a kernel"):
         profile.load(tmp_path / "p.json")
+
+
+@pytest.fixture
+def timed(monkeypatch, tmp_path, measured):
+    """Times that were asked for, of blocks; they spread as `timed.spread` says."""
+    asked = SimpleNamespace(blocks=[], spread=0.1)
+
+    def counted(blocks, **options):
+        asked.blocks.append(blocks)
+        shapes = tuple(
+            replace(each, p20_us=each.latency_us, p80_us=each.latency_us * (1 + asked.spread))
+            for each in measured.shapes
+        )
+        return replace(measured, blocks_id=blocks.id, graph_id=blocks.graph_id, shapes=shapes)
+
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(measuring, "measure", counted)
+    forget(monkeypatch)
+    return asked
+
+
+def forget(monkeypatch):
+    """As in another process."""
+    monkeypatch.setattr(measuring, "_TIMES", caches.Recent(256))
+
+
+def shifted():
+    """Blocks of another pattern than `cover`'s, whose items have the same shapes."""
+    other = plans.pattern(150, 130, n_global=2)[:, ::-1]
+    return plans.covers(plans.reordered(other, heads=2, head_dim=16), ["16x1"])["16x1"]
+
+
+def test_items_of_shapes_that_were_timed_are_not_timed_again(cover, timed, monkeypatch):
+    (first,) = expected({"16x1": cover}, split_keys=64).values()
+    other = shifted()
+    assert other.id != cover.id and len(timed.blocks) == 1
+    for _ in range(2):
+        (second,) = expected({"16x1": other}, split_keys=64).values()
+        assert (second.blocks_id, second.graph_id) == (other.id, other.graph_id)
+        assert second == replace(first, blocks_id=other.id, graph_id=other.graph_id) and len(timed.blocks) == 1
+        forget(monkeypatch)
+    for n, options in enumerate(({"split_keys": 32}, {"dtype": "bfloat16"}, {"heads": 3}, {"head_dim": 8}), 2):
+        expected({"16x1": cover}, **{"split_keys": 64} | options)
+        assert len(timed.blocks) == n
+
+
+@pytest.mark.parametrize("change", ["device", "code", "file", "another"])
+def test_times_hold_for_a_device_and_its_code(cover, timed, monkeypatch, tmp_path, change):
+    expected({"16x1": cover}, split_keys=64)
+    forget(monkeypatch)
+    (path,) = (tmp_path / "times").glob("*.json")
+    if change == "device":
+        described = devices.describe("cpu")
+        monkeypatch.setattr(devices, "describe", lambda kind: described | {"threads": 77})
+    elif change == "code":
+        monkeypatch.setattr(measuring, "_code", lambda device: "another")
+    else:
+        text = path.read_text()
+        path.write_text(text[:99] if change == "file" else text.replace('"made_for": "', '"made_for": "0'))
+    expected({"16x1": cover}, split_keys=64)
+    assert len(timed.blocks) == 2
+
+
+def test_times_of_a_device_that_others_use_serve_one_process(cover, timed, monkeypatch):
+    timed.spread = 0.5
+    for n in (1, 2):
+        for _ in range(2):
+            expected({"16x1": cover}, split_keys=64)
+            assert len(timed.blocks) == n
+        forget(monkeypatch)

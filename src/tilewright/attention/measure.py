@@ -1,18 +1,32 @@
 """Profiles of blocks, measured on this device (stage T3) or predicted for it, and whether one still holds here."""
 
+import hashlib
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tilewright import devices
 from tilewright.attention import backends
-from tilewright.attention.blocks import Blocks
-from tilewright.attention.profile import DTYPES, Profile
-from tilewright.core import registry
+from tilewright.attention.blocks import Blocks, work
+from tilewright.attention.profile import DTYPES, ItemShape, Profile
+from tilewright.core import artifacts, caches, contents, registry
+from tilewright.core.contents import Amount
 from tilewright.core.errors import ArtifactError, DeviceError
+from tilewright.core.provenance import sha256_file
 
 # Runs from which on tiles are predicted side by side.
 LARGE = 1 << 17
+# Of times that are kept. Where they spread more than this about their medians, someone else uses the device: they serve
+# one plan.
+KIND, VERSION, MOST_SPREAD = "times", 1, 0.3
+# Times of this process, by what they hold for.
+_TIMES = caches.Recent(256)
 
 
 def measure(
@@ -47,14 +61,15 @@ def expected(
     bias_heads: int | None = None,
     **sizes: Any,
 ) -> dict[str, Profile]:
-    """The `Profile` of each of the blocks, by tile: predicted on a `device` that has a cost model, else measured.
+    """The `Profile` of each of the blocks, by tile: predicted on a `device` that has a cost model, else measured, or as
+    it was when items of these shapes were measured before.
 
     A cost model that is not calibrated for this device is so first. bias_heads: heads with a bias of their own, None
     without a bias; what is measured leaves it out. sizes: heads, head_dim, dtype and split_keys as `measure` takes
     them. Raises as `measure` does.
     """
     if not backends.predicts(device):
-        return {name: measure(each, device=device, seed=seed, **sizes) for name, each in blocks_by_tile.items()}
+        return {name: _kept(each, device, seed, **sizes) for name, each in blocks_by_tile.items()}
     # All tiles are of one pattern.
     split_keys = sizes.pop("split_keys", None)
     options = _options(next(iter(blocks_by_tile.values())), **sizes)
@@ -70,6 +85,69 @@ def expected(
     large = sum(len(each.run_mask) for each in blocks_by_tile.values()) >= LARGE
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if large else 1) as pool:
         return dict(zip(blocks_by_tile, pool.map(predicted, blocks_by_tile), strict=True))
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a probe measured. made_for: a digest of the device and the shapes, see `_made_for`."""
+
+    made_for: str
+    launch_us: Amount
+    tile_us: Amount
+    shapes: tuple[ItemShape, ...]
+
+
+def _kept(blocks, device, seed, split_keys, **sizes):
+    """What `measure` returns, from memory or a file where the same was measured before, else written there."""
+    options = _options(blocks, **sizes)
+    made_for = _made_for(blocks, device, options, split_keys)
+    path = caches.folder() / KIND / f"{made_for}.json"
+    found = next(iter(_TIMES.get(made_for)), None) or _read(path, made_for)
+    if found is None:
+        # Two processes that measure at a time would measure each other.
+        with caches.locked(caches.folder() / KIND / "lock"):
+            found = _read(path, made_for)
+            if found is None:
+                measured = measure(blocks, device=device, seed=seed, split_keys=split_keys, **options)
+                found = Times(made_for, measured.launch_us, measured.tile_us, measured.shapes)
+                if _spread(found.shapes) <= MOST_SPREAD:
+                    with caches.keeping("times of a plan's items"):
+                        artifacts.write_json(path, KIND, VERSION, asdict(found))
+    _TIMES.add(made_for, found)
+    return _profile("measured", blocks, device, options, split_keys, (found.launch_us, found.tile_us, found.shapes))
+
+
+def _made_for(blocks, device, options, split_keys):
+    """What times of the items of `blocks` hold for: their shapes, the sizes, this device and the code that runs.
+
+    ASSUME: which rows and keys an item has does not matter.
+    """
+    items = work.items(blocks, split_keys)
+    shapes = [*map(str, items.forms)], items.counts.tolist(), blocks.shape, blocks.tile.name, split_keys
+    device_id = devices.device_id(devices.describe(device))
+    stated = json.dumps([*shapes, options, device_id, _code(device)], sort_keys=True)
+    return hashlib.sha256(stated.encode()).hexdigest()[:32]
+
+
+@cache
+def _code(device):
+    """A digest of the code that items run and are timed by on a `device`."""
+    folders = {Path(str(module.__file__)).parent for module in (backends.probe(device), devices.facts(device))}
+    files = sorted(path for folder in folders for path in folder.glob("*.py"))
+    return hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest()
+
+
+def _read(path, made_for):
+    """The `Times` of a file, or None where it has none for this."""
+    try:
+        found = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Times)
+    except ArtifactError:
+        return None
+    return found if found.made_for == made_for else None
+
+
+def _spread(shapes):
+    return float(np.median([(each.p80_us - each.p20_us) / each.latency_us for each in shapes])) if shapes else 0.0
 
 
 def _options(blocks, heads=None, head_dim=None, dtype=None):
