@@ -6,6 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,7 +70,7 @@ def remember_types():
         key = element_ty.name, *map(unwrap_if_constexpr, sizes)
         if key not in blocks:
             init_block(self, element_ty, shape)
-            blocks[key] = {**vars(self), "of_tensors": {}}
+            blocks[key] = {**vars(self), "sizes": key[1:], "of_tensors": {}}
         vars(self).update(blocks[key], element_ty=element_ty)
 
     def init_tensor_once(self, handle, type):
@@ -102,6 +103,85 @@ def remember_types():
     core.tuple.type.__set_name__(core.tuple, "type")
 
 
+# Operators that take the short way, as functions of numpy: those that give a value of their operands' type, and those
+# that compare. Division and remainders have rules of their own.
+ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply"}
+COMPARISONS = {
+    **{"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"},
+    **{"eq": "equal", "ne": "not_equal"},
+}
+# Types of their operands, and of an offset of pointers.
+NUMBERS, OFFSETS = frozenset(("fp32", "int32", "int64")), frozenset(("int32", "int64"))
+
+
+def shorten_calls():
+    """Have functions of `triton.language` called without what only wraps them, and common operators applied at once.
+
+    An operator whose operands are numbers of one type, or a pointer and an offset, needs none of the checks of types,
+    which take twenty times as long as numpy. All others go the usual way.
+    """
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    semantic, shapes = interpreter.interpreter_semantic, {}
+
+    def made(data, dtype, type):
+        handle = object.__new__(interpreter.TensorHandle)
+        handle.data, handle.dtype, handle.attr = data, dtype, {}
+        return core.tensor(handle, type)
+
+    def common(one, other, element):
+        """The type of what two operands give, of values of the type `element`."""
+        key = vars(one).get("sizes", ()), vars(other).get("sizes", ())
+        if key not in shapes:
+            shapes[key] = list(np.broadcast_shapes(*key))
+        return core.block_type(element, shapes[key]) if shapes[key] else element
+
+    def operator(function, compares, usual):
+        offsets = function is np.add
+
+        def apply(self, other):
+            if type(other) is core.constexpr:
+                other = other.value
+            kind = self.dtype.name
+            if type(other) is core.tensor:
+                if kind in NUMBERS and other.dtype.name == kind:
+                    element = core.int1 if compares else self.dtype
+                    same = self.type if not compares and other.type is self.type else None
+                    found = same or common(self.type, other.type, element)
+                    return made(function(self.handle.data, other.handle.data), element, found)
+                if offsets and self.dtype.is_ptr() and other.dtype.name in OFFSETS:
+                    handle = self.handle
+                    bytes_each = max(1, handle.get_element_ty().primitive_bitwidth // 8)
+                    data = handle.data + bytes_each * other.handle.data.astype(np.uint64)
+                    return made(data, handle.dtype, common(self.type, other.type, self.dtype))
+            elif (type(other) is int and kind in NUMBERS and -(2**31) <= other < 2**31) or (
+                type(other) is float and kind == "fp32" and kind in NUMBERS
+            ):
+                element = core.int1 if compares else self.dtype
+                found = common(self.type, core.int32, element) if compares else self.type
+                return made(function(self.handle.data, other), element, found)
+            return usual(self, other)
+
+        return apply
+
+    def patch_shortly(object, name, member, builder, scope):
+        function = getattr(member, "__wrapped__", member)
+
+        def usual(*arguments, **options):
+            options["_semantic"] = semantic
+            return function(*arguments, **options)
+
+        bare = name.strip("_")
+        if object is core.tensor and name == f"__{bare}__" and bare in ARITHMETIC | COMPARISONS:
+            numpys = getattr(np, (ARITHMETIC | COMPARISONS)[bare])
+            scope.set_attr(object, name, operator(numpys, bare in COMPARISONS, usual))
+        else:
+            scope.set_attr(object, name, usual)
+
+    interpreter._patch_attr = patch_shortly
+
+
 TRITON_DEVICE = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 if TRITON_DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
@@ -109,6 +189,7 @@ if TRITON_DEVICE == "cpu":
     patch_language_once()
     check_no_overflow()
     remember_types()
+    shorten_calls()
 HOPPER = TRITON_DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="Gluon has no interpreter, and this machine has no Hopper GPU")
 
