@@ -24,7 +24,7 @@ from tilewright.devices.cpu import workers as cpu_workers
 from tilewright.packed import pack as ragged
 
 H, D = 2, 16
-THREADS, CALLS = 8, 250
+THREADS, CALLS = 8, 100
 TOLERANCE = reference.TOLERANCE[torch.float32]
 # A child that is not done by then waits for a thread that did not come along.
 CHILD_S = 20
@@ -119,7 +119,7 @@ def packing_cases():
 
 
 def test_threads_share_plans_and_packings():
-    """8 threads of 250 calls each, on plans and packings that all of them share."""
+    """8 threads of 100 calls each, on plans and packings that all of them share."""
     cases = plan_cases() + packing_cases()
 
     def calls(first):
