@@ -191,14 +191,15 @@ def plan_pub(uses: list[Use], fetch: int = 4, depth: int = 512) -> dict[str, Con
         u, r, choices = steps[step]
         for choice in choices:
             offsets = range(choice.low, choice.high + 1) if r is None else range(choice.high, choice.low - 1, -1)
+            first, rises = int(choice.base.min()), bool((np.diff(choice.base) > 0).all())
             for offset in offsets:
                 tried += 1
                 if tried > _BUDGET:
                     return False
-                events = choice.base + offset
-                if events.min() < 0 or (np.diff(events) <= 0).any() or busy[events + _MARGIN].any():
+                if not rises or first + offset < 0:
                     continue
-                if not legal(u, r, choice, events):
+                events = choice.base + offset
+                if busy[events + _MARGIN].any() or not legal(u, r, choice, events):
                     continue
                 busy[events + _MARGIN] = True
                 chosen.append((offset, choice, events))
