@@ -71,6 +71,7 @@ def test_commands_are_taken(path, tmp_path):
 SMALL = {
     "docs/tutorials/mask.md": [("side = 48", "side = 24"), ("--without flex", "--without flex --seconds 0.02")],
     "docs/tutorials/video.md": [("(12, 24, 32)", "(2, 24, 32)"), ("480p-9f", "480p-1f")],
+    "docs/tutorials/reproduce.md": [("vil-tiny-128-s1", "vil-tiny-64-s1")],
     "docs/tutorials/timm.md": [("896", "140"), (", pretrained", ", depth=2, pretrained")],
 }
 
