@@ -359,7 +359,7 @@ def test_the_doctor_knows_gpus(capsys, monkeypatch, tmp_path):
     (tmp_path / "calibration").mkdir()
     (tmp_path / "calibration/bfloat16-64-64-0123.json").write_text(json.dumps({}))
     _, found = lines_of(capsys)
-    assert found["calibration"] == [("ok", "kept for type-head dim-rows bfloat16-64-64")]
+    assert found["calibration"] == [("ok", "measured here for bfloat16-64-64 (type-head dim-rows)")]
     from tilewright.attention.cuda import calibration
 
     for name, state in {"GPU": "ok", "Its sibling": "note"}.items():

@@ -134,7 +134,7 @@ def test_kept_lists_that_did_not_fit_are_told(device):
         ({"dense_layers": -1}, "dense_layers: expected an integer of at least 0, found -1"),
         (
             {"shared": {"b": "a", "c": "b"}},
-            "shared: expected branches that share another one's own lists, found 'c', which shares those of 'b'",
+            "shared: expected branches that share lists of a branch with lists, found 'c' of 'b', which shares lists",
         ),
     ],
 )

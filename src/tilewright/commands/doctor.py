@@ -52,7 +52,7 @@ def _versions():
     yield "ok", "tilewright", f"{tilewright.__version__}, {folder}"
     yield "ok", "python", f"{platform.python_version()}, {sys.executable}"
     if _installed("tilewright") is None:
-        yield "note", "versions", "this package is run from its folder, not installed: what it requires is not checked"
+        yield "note", "versions", "run from its folder, not installed: its requirements are not checked"
         return
     from packaging.requirements import Requirement
 
@@ -96,7 +96,7 @@ def _device():
     release = ".".join(map(str, _release(_installed("triton") or "0")))
     if release not in _internals.KNOWN_TRITON:
         known = ", ".join(_internals.KNOWN_TRITON)
-        yield "slow", "launches", f"10 µs longer each: triton's launcher is known for {known}, found {release}"
+        yield "slow", "launches", f"calls take 10 µs longer: expected triton {known}, found {release}"
     yield from _calibrated(gpu)
 
 
@@ -112,14 +112,18 @@ def _calibrated(gpu):
 
     found = sorted({path.name.rpartition("-")[0] for path in (caches.folder() / calibration.KIND).glob("*.json")})
     if found:
-        yield "ok", "calibration", f"kept for type-head dim-rows {', '.join(found)}"
+        yield "ok", "calibration", f"measured here for {', '.join(found)} (type-head dim-rows)"
     shipped, name = calibration.shipped(), gpu["name"]
     if shipped and shipped[0].name == name:
-        yield "ok", "calibration", f"for {name}, with the package"
+        yield "ok", "calibration", f"the package has those of a {name}"
     elif shipped:
-        yield "note", "calibration", f"of a {shipped[0].name}, with the package; {name}: tilewright calibrate, once"
+        yield (
+            "note",
+            "calibration",
+            f"the package has those of a {shipped[0].name}; for {name} run once: tilewright calibrate",
+        )
     elif not found:
-        yield "slow", "calibration", f"none kept for {name}: tilewright calibrate, once, in about a minute"
+        yield "slow", "calibration", f"none for {name}; run once, about a minute: tilewright calibrate"
 
 
 def _compilers():
@@ -133,9 +137,9 @@ def _compilers():
     else:
         yield "ok", "C++", "a compiler for torch.compile, FlexAttention and AOTInductor on the CPU"
     if all(compiled.is_prepared(name) for name in cut.ENTERED):
-        yield "ok", "compiled", "the functions that large patterns are planned with"
+        yield "ok", "compiled", "functions that plan large patterns"
     else:
-        yield "slow", "compiled", "large patterns are planned several times slower until: tilewright compile, once"
+        yield "slow", "compiled", "planning large patterns is several times slower; run once: tilewright compile"
     if "GOMP_SPINCOUNT" not in os.environ:
         yield (
             "slow",
@@ -150,7 +154,11 @@ def _caches():
     if not folder.exists():
         nearest = next(parent for parent in folder.parents if parent.exists())
         state = "ok" if os.access(nearest, os.W_OK) else "slow"
-        yield state, "cache", f"{folder}, not there yet" + ("" if state == "ok" else " and not to be written")
+        yield (
+            state,
+            "cache",
+            f"{folder} does not exist yet" + ("" if state == "ok" else " and cannot be made; set TILEWRIGHT_CACHE"),
+        )
         return
     files = [path for path in folder.rglob("*") if path.is_file()]
     plans = sum(path.suffix == ".plan" for path in files)
@@ -158,7 +166,7 @@ def _caches():
     if os.access(folder, os.W_OK):
         yield "ok", "cache", text
     else:
-        yield "slow", "cache", f"{text}; not to be written: plans are made anew each time; set TILEWRIGHT_CACHE"
+        yield "slow", "cache", f"{text}; cannot be written, so plans are made again each time; set TILEWRIGHT_CACHE"
 
 
 def _optional():

@@ -76,7 +76,7 @@ def _tensors(path):
 
             found = load_file(path)
         elif head and not head.startswith(_TORCH):
-            raise ValueError("its first bytes are neither those of safetensors nor those of torch.save")
+            raise ValueError("its first bytes are of neither safetensors nor torch.save")
         else:
             # The published training scripts keep their arguments beside the weights: values in a namespace, no code.
             # As a stream: torch goes by the ending of a path.

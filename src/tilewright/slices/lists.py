@@ -243,7 +243,7 @@ def unpack(bits: Tensor, layout: Layout, lengths: Tensor | None = None) -> Slice
     """
     arguments.of_kind(Layout, "a Layout", PatternError, layout=layout)
     if layout is None or not isinstance(bits, Tensor) or bits.is_nested:
-        raise PatternError(f"bits: expected those of lists of a layout, found {arguments.shown(bits)}")
+        raise PatternError(f"bits: expected a tensor of SliceLists.pack, found {arguments.shown(bits)}")
     expected = (layout.batch, layout.heads, layout.groups, layout.words + 1)
     if tuple(bits.shape) != expected or bits.dtype != torch.int32:
         raise PatternError(f"bits: expected int32 of shape {expected}, found {bits.dtype} of {tuple(bits.shape)}")

@@ -110,8 +110,8 @@ class Steps:
         self.shared, self.packed, self.delta, self.rest = dict(shared or {}), packed, delta, rest
         if chained := [branch for branch, other in self.shared.items() if other in self.shared]:
             raise PatternError(
-                f"shared: expected branches that share another one's own lists, found {chained[0]!r}, which shares "
-                f"those of {self.shared[chained[0]]!r}"
+                f"shared: expected branches that share lists of a branch with lists, found {chained[0]!r} of "
+                f"{self.shared[chained[0]]!r}, which shares lists"
             )
         self._predict, self._options = predict, options
         self._kept: dict[tuple[str, int, Hashable], _Kept] = {}

@@ -216,7 +216,7 @@ class _Reader:
     def _argument(self, where, text):
         number = int(text)
         if abs(number) not in self.known:
-            raise ArtifactError(f"{where}: unknown node {text}; a node stands before those that use it")
+            raise ArtifactError(f"{where}: unknown node {text}; define a node in an earlier line")
         made = self.known[abs(number)]
         if number < 0:
             _check(where, "not", [self.system.nodes[made]])

@@ -55,7 +55,9 @@ class Section(Settings, frozen=True):
         for plans in self.plans:
             sections.at("networks.plans", plans.check)
         if Plans() in self.plans:
-            raise ConfigError("networks.plans: expected other plans than those of attention tilewright, found its own")
+            raise ConfigError(
+                "networks.plans: expected plans that differ from those of attention tilewright, found the same"
+            )
         sections.above_zero("networks.max_seconds", self.max_seconds)
         if self.workloads and not any(self.attention.values()):
             raise ConfigError("networks.attention: expected a batch for at least one attention, found none")
