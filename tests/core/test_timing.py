@@ -3,7 +3,7 @@ import time
 
 import torch
 
-from tilewright.core.timing import FEWEST, time_call, time_together
+from tilewright.core.timing import FEWEST, TURNS, time_call, time_in_turns, time_together
 
 
 def test_timing_stops_at_the_error_or_the_time():
@@ -16,3 +16,21 @@ def test_timing_stops_at_the_error_or_the_time():
     assert time_together([], min_reps=4, max_seconds=5, rse_target=0.5) == []
     hurried = time_call(lambda: next(ticks), min_reps=10**9, max_seconds=0, rse_target=0)
     assert hurried.repetitions == FEWEST and next(ticks) == FEWEST + 1
+
+
+def test_a_call_that_takes_longer_than_its_share_is_measured_once_a_turn(monkeypatch):
+    clock = [0]
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock[0])
+    made = {"long": 0, "short": 0}
+
+    def call(name, ns):
+        made[name] += 1
+        clock[0] += ns + made[name]
+
+    calls = [lambda: call("long", 20_000_000), lambda: call("short", 1000)]
+    long, short = time_in_turns(calls, gpu=False, min_reps=10, max_seconds=0.05, rse_target=math.inf)
+    # A warm-up comes before each.
+    assert long.repetitions == TURNS and made["long"] == 2 * TURNS
+    assert 20_000 < long.p20_us < long.p50_us < long.p80_us and 0 < long.rse < 1e-6
+    # Here two.
+    assert short.repetitions == TURNS * FEWEST and made["short"] == TURNS * (2 + FEWEST)

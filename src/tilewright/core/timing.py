@@ -74,19 +74,21 @@ class Checked:
             self.wrong = self.judge(self.result)
 
 
-def time_call(call: Any, *, min_reps: Any, max_seconds: Any, rse_target: Any, warmups: Any = 2) -> Timing:
+def time_call(
+    call: Any, *, min_reps: Any, max_seconds: Any, rse_target: Any, warmups: Any = 2, fewest: int = FEWEST
+) -> Timing:
     """Time `call` until its mean is known to `rse_target`, after at least `min_reps` calls, or `max_seconds` are over.
 
-    Up to `warmups` calls come first and are not timed: at least one, and as many as fit into `max_seconds`. `FEWEST`
-    repetitions are made however long they take. ASSUME: a call finds the caches as the previous call left them, as in
-    the layers of a network.
+    Up to `warmups` calls come first and are not timed: at least one, and as many as fit into `max_seconds`. `fewest`
+    repetitions are made however long they take; of one alone the error is NaN. ASSUME: a call finds the caches as the
+    previous call left them, as in the layers of a network.
     """
     begin = time.perf_counter_ns()
     for _ in range(warmups):
         call()
         if time.perf_counter_ns() - begin >= max_seconds * 1e9:
             break
-    found = _repeated(lambda: _wall_us(call), min_reps, max_seconds, rse_target)
+    found = _repeated(lambda: _wall_us(call), min_reps, max_seconds, rse_target, fewest=fewest)
     _end(call)
     return found
 
@@ -160,10 +162,11 @@ def time_in_turns(
     of 3 microseconds took 7 % more or less, one of 10 microseconds 1 %, where the repetitions of each had a standard
     error of 0.4 %. So the error is that between turns (docs/decisions/timing.md).
 
-    gpu: with `time_gpu`, each time anew, else with `time_call`. min_reps, max_seconds: of a call in all turns together;
-    rse_target: within a turn. The `Timing.rse` is the standard error of the mean of the turns' medians, over that mean.
+    gpu: with `time_gpu`, each time anew, else with `time_call`, once a turn where a call takes longer than its share of
+    `max_seconds`. min_reps, max_seconds: of a call in all turns together; rse_target: within a turn. The `Timing.rse`
+    is the standard error of the mean of the turns' medians, over that mean.
     """
-    measure = time_gpu if gpu else time_call
+    measure = time_gpu if gpu else partial(time_call, fewest=1)
     effort = {"min_reps": max(FEWEST, math.ceil(min_reps / turns)), "rse_target": rse_target}
     effort["max_seconds"] = max_seconds / turns
     found = [[measure(call, **effort) for call in calls] for _ in range(turns)]
@@ -175,6 +178,9 @@ def _joined(found):
     medians = np.array([timing.p50_us for timing in found])
     error = np.std(medians, ddof=1) / np.mean(medians) / len(medians) ** 0.5
     p20, p50, p80 = (float(np.median([getattr(t, name) for t in found])) for name in ("p20_us", "p50_us", "p80_us"))
+    if max(timing.repetitions for timing in found) < FEWEST:
+        # The spread is that between turns.
+        p20, p50, p80 = map(float, np.percentile(medians, (20, 50, 80)))
     return Timing(p20, p50, p80, sum(timing.repetitions for timing in found), float(error), found[0].method)
 
 
@@ -202,12 +208,12 @@ def overwrite(result: Any) -> None:
                 x.fill_(torch.nan)
 
 
-def _repeated(sample, min_reps, max_seconds, rse_target, method="wall"):
+def _repeated(sample, min_reps, max_seconds, rse_target, method="wall", fewest=FEWEST):
     """The `Timing` of `sample`, which runs a call and returns its microseconds."""
-    return _interleaved([sample], min_reps, max_seconds, rse_target, method)[0]
+    return _interleaved([sample], min_reps, max_seconds, rse_target, method, fewest)[0]
 
 
-def _interleaved(samples, min_reps, max_seconds, rse_target, method="wall"):
+def _interleaved(samples, min_reps, max_seconds, rse_target, method="wall", fewest=FEWEST):
     """`_repeated` of each of `samples`, a list: each round runs all of them once."""
     if not samples:
         return []
@@ -215,9 +221,11 @@ def _interleaved(samples, min_reps, max_seconds, rse_target, method="wall"):
     while True:
         rounds.append([sample() for sample in samples])
         over = time.perf_counter_ns() - begin >= len(samples) * max_seconds * 1e9
-        if len(rounds) < (FEWEST if over else next_check):
+        if len(rounds) < (fewest if over else next_check):
             continue
-        rse = np.std(rounds, axis=0, ddof=1) / np.mean(rounds, axis=0) / len(rounds) ** 0.5
+        rse = np.full(len(samples), np.nan)
+        if len(rounds) > 1:
+            rse = np.std(rounds, axis=0, ddof=1) / np.mean(rounds, axis=0) / len(rounds) ** 0.5
         if over or (len(rounds) >= min_reps and rse.max() <= rse_target):
             break
         # The check reads all rounds, which takes longer than a short call.
