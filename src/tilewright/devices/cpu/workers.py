@@ -1,7 +1,7 @@
 """The workers of a CPU: threads that take jobs from one list and compute each job on one core (stages T3 and T5).
 
 An operator that all cores share ends when the last core is done, and a schedule calls thousands of them: all cores wait
-whenever another process takes one. Workers wait for each other once, at the end of the list.
+whenever another process takes one. Workers wait for each other once, at the end of the list. Who calls is one of them.
 """
 
 import os
@@ -17,23 +17,27 @@ from tilewright.core._internals import use_threads
 
 
 class Workers:
-    """`n` threads with one core each. Use `workers`, which shares them."""
+    """`n` threads with one core each, one of which is the caller's. Use `workers`, which shares the others."""
 
     def __init__(self, n: int):
         """Start the threads."""
-        self.n, started = n, Barrier(n + 1)
+        self.n, started = n, Barrier(n)
 
         def begin():
             use_threads(1)
             started.wait()
 
-        self._pool = ThreadPoolExecutor(n, "tilewright-worker")
-        for _ in range(n):
+        self._pool = ThreadPoolExecutor(max(1, n - 1), "tilewright-worker")
+        for _ in range(n - 1):
             self._pool.submit(begin)
         started.wait()
 
     def run(self, call: Callable, jobs: list[tuple[int, int, int]] | Iterable) -> None:
-        """``call(job)`` for all `jobs`: a worker takes the next one when it is free. Raises what a call raises."""
+        """``call(job)`` for all `jobs`: a worker takes the next one when it is free. Raises what a call raises.
+
+        The calling thread takes jobs, too. Where it has taken the last one before another thread wakes up, which takes
+        longer than a small job, none is waited for.
+        """
         remaining = iter(jobs)
 
         def take():
@@ -41,8 +45,14 @@ class Workers:
                 for job in remaining:
                     call(job)
 
-        for done in [self._pool.submit(take) for _ in range(self.n)]:
-            done.result()
+        others = [self._pool.submit(take) for _ in range(self.n - 1)]
+        try:
+            with alone():
+                take()
+        finally:
+            for other in others:
+                if not other.cancel():
+                    other.result()
 
 
 @contextmanager
