@@ -138,7 +138,7 @@ def test_threads_make_their_first_calls_together(monkeypatch):
     together([lambda: check(plan)] * THREADS)
     assert len(cpu_workers._made) == 1
     assert torch.get_num_threads() == before
-    assert plan._prepared.keys() == {(False, -1), (True, -1)}
+    assert plan._prepared.keys() == {(False, -1, False), (True, -1, False)}
 
 
 def planned(n_q=150, n_k=150, heads=H, **options):

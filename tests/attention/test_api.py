@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention
 
 import tilewright as tw
-from helpers.factories import make_profile
+from helpers.factories import quick_profiles
 from helpers.gpu import hide_gpu
 from helpers.solvers import need
 from tilewright import devices, graph, masks
@@ -576,18 +576,6 @@ def test_another_gpu_than_the_current_one_is_refused(dense, monkeypatch):
         make(dense, device=torch.device("cuda", 1))
 
 
-def quick(covers, *, device, seed, bias_heads, heads, head_dim, dtype, split_keys):
-    """Profiles of invented timings."""
-
-    def one(cover):
-        made = make_profile(cover, split_keys=split_keys, device=devices.describe(device))
-        needs = {"working_set_bytes": 1.0, "shared_bytes": 1.0}
-        shapes = tuple(replace(shape, resources=needs) for shape in made.shapes)
-        return replace(made, heads=heads, head_dim=head_dim, dtype=dtype, shapes=shapes)
-
-    return {name: one(cover) for name, cover in covers.items()}
-
-
 SIDES = st.integers(1, 40) | st.integers(100, 200)
 
 
@@ -598,7 +586,7 @@ def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
     dense[-1, 0] = True
     q, k, v = tensors(n_q, n_k)
     expected = dense_attention(q, k, v, dense)
-    with mock.patch.object(api, "expected", quick):
+    with mock.patch.object(api, "expected", quick_profiles):
         planned = make(dense, reorder=order, solver="greedy")
         fitting = tiles.fitting((*devices.facts("cpu").TILES, "16x1", "16x16"), dense.shape, 1)
         for each in (planned, *(make(dense, reorder=order, solver="greedy", tiles=[name]) for name in fitting)):
@@ -623,7 +611,7 @@ def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
         monkeypatch.setattr(devices, "describe", lambda kind: GPU | limits)
         prepare = partial(cuda_executor.prepare, device="cpu")
         monkeypatch.setattr(backends, "executor", lambda kind: SimpleNamespace(prepare=prepare))
-    monkeypatch.setattr(api, "expected", quick)
+    monkeypatch.setattr(api, "expected", quick_profiles)
     dense = np.random.default_rng(0).random((n_q, n_k)) < 0.4
     dense[-1, 0] = True
     planned = make(dense, device="cuda", solver="greedy")
@@ -832,7 +820,7 @@ def test_a_plan_is_prepared_for_each_gpu_that_calls_it(planned, monkeypatch):
         yield
         current.pop()
 
-    def prepare(self, ordered):
+    def prepare(self, ordered, tiles):
         prepared.append((ordered, *current))
         return lambda q, k, v: prepared[-1]
 
@@ -860,11 +848,11 @@ def test_first_calls_of_several_threads_prepare_once(dense, planned, monkeypatch
     expected, fresh = planned(q, k, v), planned.with_bias(None)
     prepared, coming, found, prepare = [], threading.Barrier(8), [], api.Plan._prepare
 
-    def slowly(self, ordered):
+    def slowly(self, ordered, tiles):
         prepared.append(ordered)
         # The others come in the meantime.
         time.sleep(0.2)
-        return prepare(self, ordered)
+        return prepare(self, ordered, tiles=tiles)
 
     def call():
         coming.wait(60)

@@ -1,6 +1,7 @@
 """Blocks, profiles and limits made by hand or at random, for tests of the schedule."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -117,3 +118,15 @@ def random_inputs(seed, n_regions, tiles=("4x1", "2x1", "4x8"), most_runs=3, reg
     launch = {name: float(rng.uniform(0.1, 0.5)) for name in tiles}
     keywords = {"rng": rng, **profile}
     return blocks, {name: make_profile(b, **{"launch_us": launch[name], **keywords}) for name, b in blocks.items()}
+
+
+def quick_profiles(covers, *, device, seed, bias_heads, heads, head_dim, dtype, split_keys):
+    """Profiles of invented timings, in place of `measure.expected`."""
+
+    def one(cover):
+        made = make_profile(cover, split_keys=split_keys, device=devices.describe(device))
+        needs = {"working_set_bytes": 1.0, "shared_bytes": 1.0}
+        shapes = tuple(replace(shape, resources=needs) for shape in made.shapes)
+        return replace(made, heads=heads, head_dim=head_dim, dtype=dtype, shapes=shapes)
+
+    return {name: one(cover) for name, cover in covers.items()}

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 
 from tilewright import devices
-from tilewright.attention import backends
+from tilewright.attention import backends, native
 from tilewright.attention.blocks import Blocks, work
 from tilewright.attention.profile import DTYPES, ItemShape, Profile
+from tilewright.attention.units import Units
 from tilewright.core import artifacts, caches, contents, registry
 from tilewright.core.contents import Amount
 from tilewright.core.errors import ArtifactError, DeviceError
 from tilewright.core.provenance import sha256_file
+from tilewright.graph import Graph
 
 # Runs from which on tiles are predicted side by side.
 LARGE = 1 << 17
@@ -148,6 +150,27 @@ def _read(path, made_for):
 
 def _spread(shapes):
     return float(np.median([(each.p80_us - each.p20_us) / each.latency_us for each in shapes])) if shapes else 0.0
+
+
+def beside_torch(
+    profiles: dict[str, Profile],
+    graph: Graph,
+    *,
+    heads: int,
+    seed: int = 0,
+    units: Units | None = None,
+    bias: Any = None,
+) -> dict[str, Profile]:
+    """`profiles` of tiles of `graph` on this device with the times of torch's own attention beside them.
+
+    heads: of q, k and v. What cannot be faster than the best tile alone is not timed, see `native.times`.
+    """
+    one = next(iter(profiles.values()))
+    lanes = devices.limits(one.device).lanes
+    least_us = min(sum(shape.items * shape.latency_us for shape in of.shapes) / lanes for of in profiles.values())
+    sizes: dict[str, Any] = {"heads": heads, "head_dim": one.head_dim, "dtype": one.dtype, "device": one.device["kind"]}
+    torch_us = native.times(graph, **sizes, units=units, bias=bias, own_us=least_us, seed=seed)
+    return {name: replace(of, torch_us=torch_us) for name, of in profiles.items()}
 
 
 def _options(blocks, heads=None, head_dim=None, dtype=None):

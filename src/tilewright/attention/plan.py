@@ -26,12 +26,12 @@ import torch
 from numpy.typing import NDArray
 
 from tilewright import devices, graph
-from tilewright.attention import backends, blocks, patterns, profile, reorder, schedule
+from tilewright.attention import backends, blocks, native, patterns, profile, reorder, schedule
 from tilewright.attention.blocks.cut import best_gathered, functions
 from tilewright.attention.blocks.tiles import fitting
 from tilewright.attention.blocks.tiles import parse as parse_tile
 from tilewright.attention.masks import Bias
-from tilewright.attention.measure import elsewhere, expected
+from tilewright.attention.measure import beside_torch, elsewhere, expected
 from tilewright.attention.reorder import NAMES as ORDERS
 from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.attention.units import Units
@@ -132,7 +132,8 @@ def plan(
         ``none``, ``ic`` and ``hc``: on a GPU by predicted time, else by gathered work. `Plan.summary` states the
         numbers.
     tiles : sequence of str, optional
-        Names such as ``("64x1", "64x64")``. None takes the device's own that fit the pattern.
+        Names such as ``("64x1", "64x64")``. None takes the device's own that fit the pattern, and torch's own attention
+        in their place where that is faster; `Plan.summary` says so.
     solver : str
         ``highs``, ``gurobi``, ``descent`` or ``greedy``; ``highs-paper`` and ``gurobi-paper`` have the published
         objective. Each answer but greedy's is at least as fast in prediction as greedy's and as each tile alone.
@@ -221,8 +222,12 @@ def plan(
         ordered_graph, order_info = _reorder(unordered, reorder, stack)
         blocks_by_tile = tiled(ordered_graph)
         profiles = profiled(blocks_by_tile)
+    # Who names tiles, or a baseline of the solvers, asks for tiles.
+    beside = tiles is None and schedule.compares(solver)
+    if beside:
+        profiles = beside_torch(profiles, ordered_graph, heads=heads, seed=seed, units=units, bias=bias)
     settings: dict[str, Any] = dict(solver=solver, time_limit_s=time_limit_s, seed=seed)
-    found = schedule.solve(blocks_by_tile, profiles, limits, **settings, doubted=True)
+    found = schedule.solve(blocks_by_tile, profiles, limits, **settings, doubted=True, beside_torch=beside)
     return Plan(ordered_graph, blocks_by_tile, profiles, found, bias=bias, scale=scale, reorder=order_info, units=units)
 
 
@@ -320,9 +325,13 @@ class Plan:
         self.dtype, self.device = getattr(torch, any_profile.dtype), any_profile.device["kind"]
         self.row_order = torch.from_numpy(ordered_graph.row_order[: self.shape[0]].astype(np.int64))
         self.col_order = torch.from_numpy(ordered_graph.col_order.astype(np.int64))
-        self._prepared: dict[tuple[bool, int], Callable] = {}
+        if not self._takes(bias):
+            # As of the layers of a stage, which have biases of their own and share a schedule.
+            self.schedule = schedule.choose(work_list, {})
+        # By order and device, and whether tiles run in any case.
+        self._prepared: dict[tuple[bool, int, bool], Any] = {}
         # Of the last values of a bias that a call gave: these, and the executor with them.
-        self._valued: dict[tuple[bool, int], tuple[torch.Tensor, Callable]] = {}
+        self._valued: dict[tuple[bool, int, bool], tuple[torch.Tensor, Any]] = {}
         self._digest: str | None = None
         self._bytes: torch.Tensor | None = None
         self._name = operators.register(self)
@@ -405,6 +414,16 @@ class Plan:
             _check_bias(bias, self.heads, self.shape, _natural(self.graph, self.shape[0]))
         return self._maker(bias)()
 
+    def _takes(self, bias):
+        """Whether what the schedule runs takes such a bias, see `native.able`. Raises `PatternError`."""
+        name = self.schedule.form
+        if name is None:
+            return True
+        form = native.forms(self.graph, self.units).get(name)
+        if form is None:
+            raise PatternError(f"the schedule runs {self.schedule.runs}, a form that the pattern does not have")
+        return native.able(form, device=self.device, heads=self.heads, biased=bias is not None, units=self.units)
+
     def _maker(self, bias):
         settings: dict[str, Any] = {"bias": bias, "scale": self.scale, "reorder": self.reorder, "units": self.units}
         return partial(Plan, self.graph, self.blocks, self.profiles, self.schedule, **settings)
@@ -434,14 +453,15 @@ class Plan:
         """Digest of what the results depend on."""
         s, scale = self.schedule, None if self.scale is None else float(self.scale)
         units = () if self.units is None else (self.units,)
+        runs = () if s.form is None else (s.runs,)
         facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.split_keys, *units
         # As a file holds them. Where an item was predicted to run does not matter.
         work = [
             np.asarray(getattr(s, n), dtype) for n, dtype in schedule.COLUMNS.items() if n not in ("lane", "start_us")
         ]
-        return sha256_arrays(repr(facts), self.graph.id, *work, *_bias_content(self.bias, self.graph, self.shape[0]))[
-            :32
-        ]
+        return sha256_arrays(
+            repr((*facts, *runs)), self.graph.id, *work, *_bias_content(self.bias, self.graph, self.shape[0])
+        )[:32]
 
     def _file(self):
         """What `save` writes, uint8 [bytes]: one tensor for all programs that hold it."""
@@ -462,11 +482,12 @@ class Plan:
         """The call behind the registered operator. The executor, prepared once for each device, checks and executes."""
         return self._executor(q, ordered, bias)(q, k, v)
 
-    def _executor(self, q, ordered, bias=None):
+    def _executor(self, q, ordered, bias=None, tiles=False):
+        """What runs a call; tiles: of the work list, whatever the schedule runs."""
         if bias is not None:
-            return self._with_values(q, ordered, bias)
+            return self._with_values(q, ordered, bias, tiles)
         try:
-            executor = self._prepared.get(key := (ordered, q.get_device()))
+            executor = self._prepared.get(key := (ordered, q.get_device(), tiles))
         except TypeError:
             # No dict takes it.
             executor = None
@@ -475,16 +496,16 @@ class Plan:
             with _PREPARING, torch.cuda.device_of(q):
                 executor = self._prepared.get(key)
                 if executor is None:
-                    executor = self._prepared[key] = self._prepare(ordered)
+                    executor = self._prepared[key] = self._prepare(ordered, tiles=tiles)
         return executor
 
-    def _with_values(self, q, ordered, bias):
+    def _with_values(self, q, ordered, bias, tiles):
         """The executor for these values of the bias: one that reads them where they are, or the last one where they are
         the same."""
         self._check_values(q, bias)
         if getattr(backends.executor(self.device), "READS_TABLES", False):
             return self._executor(q, ordered).with_bias(bias.flatten(1))
-        key = ordered, q.get_device()
+        key = ordered, q.get_device(), tiles
         before, executor = self._valued.get(key, (None, None))
         if before is None or before.dtype != bias.dtype or not torch.equal(before, bias.detach()):
             # A table of its own type is compared: to a wider type, values would have to be copied in each call.
@@ -493,7 +514,7 @@ class Plan:
             with _PREPARING, torch.cuda.device_of(q):
                 filled = getattr(executor, "with_bias", None)
                 if filled is None:
-                    executor = self._prepare(ordered, taken)
+                    executor = self._prepare(ordered, taken, tiles)
                 else:
                     executor = filled(taken.table if isinstance(taken, Bias) else taken.flatten(1))
             # At once: other threads may call with other values.
@@ -524,10 +545,15 @@ class Plan:
     ) -> tuple[torch.Tensor, ...]:
         """The call behind the backward of the registered operator: those of q, k, v, and `of_bias`, contiguous."""
         self.check_backward(of_bias)
-        module = backends.backward(self.device)
-        differentiated = module.gradients_with_bias if of_bias else module.gradients
+        executor = self._executor(q, ordered, bias)
         with torch.no_grad():
-            found = differentiated(self._executor(q, ordered, bias), q, k, v, out, grad)
+            if isinstance(executor, native.Executor) and executor.differentiates and not of_bias:
+                found = executor.gradients(q, k, v, out, grad)
+            else:
+                executor = self._executor(q, ordered, bias, tiles=True)
+                module = backends.backward(self.device)
+                differentiated = module.gradients_with_bias if of_bias else module.gradients
+                found = differentiated(executor, q, k, v, out, grad)
             if of_bias and bias is not None:
                 found = (*found[:3], found[3].view(bias.shape).to(bias.dtype))
         return tuple(x.contiguous() for x in found)
@@ -549,20 +575,13 @@ class Plan:
                 "or call them under torch.no_grad()"
             )
 
-    def _prepare(self, ordered, bias=None):
-        return backends.executor(self.device).prepare(
-            self.schedule,
-            self.blocks,
-            heads=self.heads,
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-            row_order=np.asarray(self.graph.row_order)[: self.shape[0]],
-            col_order=self.graph.col_order,
-            bias=self.bias if bias is None else bias,
-            scale=self.scale,
-            ordered=ordered,
-            **({} if self.units is None else {"units": self.units}),
-        )
+    def _prepare(self, ordered, bias=None, tiles=False):
+        options: dict[str, Any] = dict(heads=self.heads, head_dim=self.head_dim, dtype=self.dtype, scale=self.scale)
+        options |= dict(row_order=np.asarray(self.graph.row_order)[: self.shape[0]], col_order=self.graph.col_order)
+        options |= dict(bias=self.bias if bias is None else bias, ordered=ordered)
+        options |= {} if self.units is None else {"units": self.units}
+        work_list = schedule.choose(self.schedule, {}) if tiles else self.schedule
+        return native.executor(work_list, self.blocks, self.graph, device=self.device, **options)
 
     def like_result(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None
@@ -581,7 +600,8 @@ class Plan:
         """The pattern, the tensors and the tiles, in a line."""
         size = f"{_patterns(self.units)}{self.shape[0]} × {self.shape[1]} tokens"
         of = f"{self.heads} heads × {self.head_dim}, {str(self.dtype).removeprefix('torch.')} on {self.device}"
-        return f"<Plan of {size}, {of}, tiles {', '.join(self.blocks)}>"
+        runs = f"tiles {', '.join(self.blocks)}" if self.schedule.form is None else self.schedule.runs
+        return f"<Plan of {size}, {of}, {runs}>"
 
     def summary(self) -> str:
         """Describe the pattern, the order, the tiles and the schedule with its bound.
@@ -604,7 +624,8 @@ class Plan:
                 f"work       {len(s.tile)} items: {tiles}",
                 f"schedule   {s.solver}, {s.status}, bound {s.bound_us:.1f} µs, gap {100 * s.gap:.2f} %",
                 f"           other tiles would gain at most {100 * s.left:.2f} % in prediction",
-                f"predicted  {s.predicted_us:.1f} µs on {s.lanes} lanes",
+                f"predicted  {s.tiles_us:.1f} µs on {s.lanes} lanes",
+                *_ran(s),
             ]
         )
 
@@ -653,6 +674,15 @@ def _patterns(units):
         return ""
     whose = {"head": "heads", "image": "images", "both": "heads of images"}[units.by]
     return f"{units.patterns} for {len(units.group)} {whose}, each "
+
+
+def _ran(s):
+    """What a summary says of torch's own attention, beside the tiles."""
+    if not s.torch_us:
+        return []
+    times = ", ".join(f"{name} {us:.1f} µs" for name, us in s.torch_us.items())
+    own = "tiles" if s.form is None else f"{s.runs} instead of the tiles, {s.predicted_us:.1f} µs"
+    return [f"runs       {own}; torch's own attention: {times}"]
 
 
 def _no_tensors(q, k, v, bias=None):
@@ -1035,6 +1065,8 @@ def _load(folder, path):
     blocks.verify(blocks_by_tile.values(), ordered_graph)
     schedule.verify_work(found, blocks_by_tile, profiles)
     units = body.units
+    known = native.forms(ordered_graph, units)
+    contents.expect(path, found.form is None or found.form in known, f"a form of {', '.join(known)}", repr(found.runs))
     n, heads = 1 if units is None else units.patterns, one.heads if units is None else units.heads
     bias = _bias_from(folder / "bias.npz", heads, ordered_graph, ordered_graph.n_rows // n) if body.bias else None
     facts = {"bias": bias, "scale": body.scale, "reorder": document["reorder"], "units": units}

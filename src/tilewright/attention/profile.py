@@ -61,6 +61,8 @@ class Profile:
         lanes are busy, and from when the first has run out of items.
     shapes: in the order of `attention.blocks.work.items(blocks, split_keys)`.
     device: description by `devices`; device_id: digest of what makes two devices differ for timing.
+    torch_us: what a call takes by torch's own attention in place of tiles, by the forms of `attention.native` that were
+        timed; None where none was.
     """
 
     tile: str
@@ -76,6 +78,7 @@ class Profile:
     shapes: tuple[ItemShape, ...]
     device: dict
     device_id: str
+    torch_us: dict[str, Amount] | None = None
 
 
 def item_shape(items: "WorkItems", shape: int, timing: "Timing", **measured: Any) -> ItemShape:

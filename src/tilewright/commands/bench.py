@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.attention import backends
 from tilewright.commands import _drawing, settle_threads, table
 from tilewright.core import flags, registry
 from tilewright.core.errors import ConfigError, Unavailable
@@ -166,19 +165,9 @@ class _Contender:
 
 
 def _ours(made, tokens, order):
-    g = made.graph
-    executor = backends.executor(made.device).prepare(
-        made.schedule,
-        made.blocks,
-        heads=made.heads,
-        head_dim=made.head_dim,
-        dtype=made.dtype,
-        row_order=g.row_order,
-        col_order=g.col_order,
-        ordered=order == "plan's",
-    )
-    found = _Contender("tilewright", order, "+".join(made.schedule.tiles))
-    return found.take(tokens.checked(executor, natural=order != "plan's"))
+    run = partial(made, ordered=order == "plan's")
+    found = _Contender("tilewright", order, made.schedule.runs if made.schedule.form else "+".join(made.schedule.tiles))
+    return found.take(tokens.checked(run, natural=order != "plan's"))
 
 
 def _baseline(name, tokens, forms):

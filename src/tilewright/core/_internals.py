@@ -158,6 +158,8 @@ except ImportError:
 # ``(q, k, v [n, H, N, D], *, attn_mask, scale) -> (attention, log-sum-exps [n, H, N])`` on a CPU: the one operator
 # there that returns both. `scaled_dot_product_attention` calls it, too.
 attention_with_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+# Its gradients, ``(grad, q, k, v, attention, log-sum-exps, 0.0, False, *, attn_mask, scale) -> (dq, dk, dv)``.
+attention_gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 # Kernels of `scaled_dot_product_attention` on a GPU, by the backend's name, and FlashAttention of packed images.
 SDPA_BACKENDS: dict[str, Any] = {

@@ -4,7 +4,8 @@
 know how it was made.
 
 The way of a schedule: ``problem`` (what regions need and what a choice costs) → a heuristic, ``greedy`` or ``descent``,
-or the integer program of ``_program`` for a solver of `milp` → ``search`` (the work list) → ``record`` (the file).
+or the integer program of ``_program`` for a solver of `milp` → ``search`` (the work list) → ``record`` (the file, and
+`choose`: whether the work list runs, or torch's own attention in its place).
 """
 
 from tilewright.attention.schedule.record import (
@@ -13,13 +14,14 @@ from tilewright.attention.schedule.record import (
     VERSION,
     Schedule,
     Skipped,
+    choose,
     load,
     read,
     save,
     verify_inputs,
     verify_work,
 )
-from tilewright.attention.schedule.search import solve
+from tilewright.attention.schedule.search import compares, solve
 
 __all__ = [
     "COLUMNS",
@@ -27,6 +29,8 @@ __all__ = [
     "VERSION",
     "Schedule",
     "Skipped",
+    "choose",
+    "compares",
     "load",
     "read",
     "save",

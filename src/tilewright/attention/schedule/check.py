@@ -202,8 +202,10 @@ def _prediction(schedule, items, profiles, limits):
     total = sum(rounds.values()) + limits.round_us * len(rounds)
     total += sum(profiles[tile].launch_us for _, tile, _ in launches)
     wrong = []
-    if not np.isclose(total, schedule.predicted_us, rtol=TOLERANCE, atol=0):
-        wrong.append(f"C4: the work list takes {total:g} us, the record predicts {schedule.predicted_us:g} us")
+    stated = schedule.predicted_us if schedule.own_us is None else schedule.own_us
+    if not np.isclose(total, stated, rtol=TOLERANCE, atol=0):
+        wrong.append(f"C4: the work list takes {total:g} us, the record predicts {stated:g} us")
+    wrong += _choice(schedule, total, profiles)
     value = total if schedule.objective == "sum" else max(rounds.values(), default=0.0)
     if not np.isclose(value, schedule.objective_us, rtol=TOLERANCE, atol=0):
         wrong.append(
@@ -211,4 +213,22 @@ def _prediction(schedule, items, profiles, limits):
         )
     if schedule.bound_us > value * (1 + TOLERANCE):
         wrong.append(f"the bound {schedule.bound_us:g} us lies above the objective {value:g} us")
+    return wrong
+
+
+def _choice(schedule, tiles_us, profiles):
+    """What runs is the fastest of the work list and torch's own kernels, as the profiles state their times."""
+    timed = {"tiles": tiles_us, **{f"torch:{name}": us for name, us in (schedule.torch_us or {}).items()}}
+    if schedule.runs not in timed:
+        return [f"the schedule runs {schedule.runs}, of which no time is known; known: {', '.join(timed)}"]
+    wrong, taken = [], timed[schedule.runs]
+    if schedule.torch_us and schedule.torch_us not in [profiles[name].torch_us for name in schedule.tiles]:
+        wrong.append(f"the schedule states {schedule.torch_us} us of torch's kernels, which no profile does")
+    if (schedule.runs == "tiles") != (schedule.own_us is None):
+        wrong.append(f"the schedule runs {schedule.runs} and states {schedule.own_us} us for its tiles beside it")
+    if not np.isclose(taken, schedule.predicted_us, rtol=TOLERANCE, atol=0):
+        wrong.append(f"{schedule.runs} takes {taken:g} us, the record predicts {schedule.predicted_us:g} us")
+    best = min(timed, key=lambda name: timed[name])
+    if taken > timed[best] * (1 + TOLERANCE):
+        wrong.append(f"the schedule runs {schedule.runs}, {taken:g} us, where {best} takes {timed[best]:g} us")
     return wrong

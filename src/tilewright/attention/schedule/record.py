@@ -1,7 +1,7 @@
 """The schedule as a value and as a file."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,9 @@ from tilewright.core.errors import ArtifactError, SolverUnavailableError
 
 KIND = "schedule"
 VERSION = 3
+
+# What runs in place of a form of `attention.native`, and what stands before the name of such a form.
+TILES, TORCH = "tiles", "torch:"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +37,11 @@ class Schedule:
     solver: greedy, descent, highs or gurobi. status: optimal (proven within the gap asked for), feasible (not
         proven) or heuristic.
     objective: ``sum`` or ``paper`` (the maximum over rounds).
-    predicted_us: makespan recomputed from the work list. objective_us: the objective of this work list.
-        bound_us: lower bound that the solver proved; for a heuristic the greatest of `lower_bounds`. gap: objective
-        less bound, relative to the objective.
+    runs: ``tiles``, or ``torch:`` and a form of `attention.native`, which executors run in place of the work list.
+    predicted_us: of what runs. own_us: makespan recomputed from the work list, None where that is `predicted_us`.
+        torch_us: timed microseconds of the forms that were compared, by name.
+    objective_us: the objective of this work list. bound_us: lower bound that the solver proved; for a heuristic the
+        greatest of `lower_bounds`. gap: objective less bound, relative to the objective.
     lower_bounds: named bounds on any schedule of these tiles, in microseconds (work, longest, ...).
     model_size: ``{"variables", "integers", "constraints", "nonzeros"}``, zeros for heuristics. solve_s: seconds of
         the search and of the heuristic that it starts from.
@@ -71,6 +76,19 @@ class Schedule:
     lane: np.ndarray
     start_us: np.ndarray
     note: str = ""
+    runs: str = TILES
+    own_us: Amount | None = None
+    torch_us: dict[str, Amount] | None = None
+
+    @property
+    def tiles_us(self) -> float:
+        """Predicted makespan of the work list, whatever runs."""
+        return self.predicted_us if self.own_us is None else self.own_us
+
+    @property
+    def form(self) -> str | None:
+        """The form of `attention.native` that runs, None for tiles."""
+        return None if self.runs == TILES else self.runs.removeprefix(TORCH)
 
     @property
     def n_items(self) -> int:
@@ -105,11 +123,23 @@ class Schedule:
             "seconds": self.solve_s,
             "items": self.n_items,
             "launches": self.launches,
+            "runs": self.runs,
+            "own_us": self.tiles_us,
             "tiles": " ".join(self.tiles[t] for t in np.unique(self.tile)),
             "left": self.left,
             "rounds": len(np.unique(self.round)),
             "note": self.note,
         }
+
+
+def choose(schedule: Schedule, torch_us: Mapping[str, float]) -> Schedule:
+    """`schedule` with the fastest of its work list and the forms of torch's attention, microseconds by name, as what
+    runs."""
+    own_us, best = schedule.tiles_us, min(torch_us, key=lambda name: torch_us[name], default=None)
+    known = dict(torch_us) or None
+    if best is None or torch_us[best] >= own_us:
+        return replace(schedule, runs=TILES, predicted_us=own_us, own_us=None, torch_us=known)
+    return replace(schedule, runs=TORCH + best, predicted_us=torch_us[best], own_us=own_us, torch_us=known)
 
 
 @dataclass(frozen=True)
@@ -202,6 +232,9 @@ def read(path: str | Path) -> Schedule | Skipped:
     found = Schedule(**values)
     each = {len(set(found.tiles)), len(found.tiles), *(len(getattr(found, name)) for name in _PER_TILE)}
     contents.expect(path, len(each) == 1, f"different tiles, and as many of {', '.join(_PER_TILE)}", found.tiles)
+    timed = (found.torch_us or {}).get(found.form or "")
+    expected = "tiles, or a form of torch's attention with its time and that of the tiles"
+    contents.expect(path, found.runs == TILES or None not in (timed, found.own_us), expected, repr(found.runs))
     contents.within(path, "tile", found.tile, 0, len(found.tiles) - 1)
     contents.within(path, "lane", found.lane, 0, found.lanes - 1)
     contents.within(path, "start_us", found.start_us, 0, np.inf)

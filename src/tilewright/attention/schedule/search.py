@@ -14,7 +14,7 @@ from tilewright.attention.blocks import Blocks, work
 from tilewright.attention.profile import Profile
 from tilewright.attention.schedule import _program, descent, greedy
 from tilewright.attention.schedule.problem import OBJECTIVES, Choice, Ints, Problem, build
-from tilewright.attention.schedule.record import COLUMNS, Schedule
+from tilewright.attention.schedule.record import COLUMNS, Schedule, choose
 from tilewright.core import registry
 from tilewright.core.errors import InfeasibleError, SolverError
 from tilewright.devices import Limits
@@ -47,6 +47,7 @@ def solve(
     threads: int = 1,
     paths: Mapping[str, tuple[Any, Any]] | None = None,
     doubted: bool = False,
+    beside_torch: bool = False,
     log: Callable[[str], None] | None = None,
 ) -> Schedule:
     """Choose tile and round of each region and return the `Schedule`.
@@ -60,6 +61,8 @@ def solve(
     paths: ``{tile: (blocks path, profile path)}`` to record.
     doubted: several tiles are taken only where they are predicted to be faster than the best alone by more than the
         `spread` of the profiles, by any solver but ``greedy`` and under the objective ``sum``; the `note` says so.
+    beside_torch: torch's own attention is taken in place of the work list where the profiles state a shorter time of
+        it, see `record.choose`.
     log: called with each line of the solver's progress.
 
     Raises `UnknownNameError`; `ArtifactError` for inputs that do not belong together; `InfeasibleError` where no
@@ -89,7 +92,7 @@ def solve(
     facts.setdefault("status", "optimal" if proven <= gap + TOLERANCE else "feasible")
     first, profile = next(iter(blocks.values())), next(iter(profiles.values()))
     paths = paths or {}
-    return Schedule(
+    made = Schedule(
         graph_id=first.graph_id,
         tiles=problem.tiles,
         blocks_ids=tuple(cover.id for cover in blocks.values()),
@@ -108,6 +111,13 @@ def solve(
         **facts,
         **_work_list(problem, [(blocks[name], profiles[name].split_keys) for name in blocks], *choice),
     )
+    return choose(made, profile.torch_us or {}) if beside_torch else made
+
+
+def compares(solver: str) -> bool:
+    """Whether plans of a solver of `NAMES` run torch's own attention where it is faster: not those of baselines, which
+    are greedy's and those of the published objective."""
+    return solver != "greedy" and solver not in PUBLISHED
 
 
 def objective_of(solver: str, stated: str) -> str:
