@@ -4,6 +4,7 @@
 rule profile:
     input:
         blocks=collect("results/blocks/{{m}}/{{r}}/{t}.npz", t=CONFIG.tiles),
+        graph="results/graphs/{m}/{r}.npz",
     output:
         profile=collect("results/profiling/{{m}}/{{r}}/{t}.json", t=CONFIG.tiles),
     log:
@@ -18,5 +19,5 @@ rule profile:
     params:
         **parameters("run_bench", DEVICE_CODE, device=DEVICE, machine=MACHINE, split=SPLIT, seed=CONFIG.seed),
     shell:
-        "TILEWRIGHT_CACHE=.snakemake/plans python {params.script} --profile_only --blocks {input.blocks:q} {params.device} {params.split}"
+        "TILEWRIGHT_CACHE=.snakemake/plans python {params.script} --profile_only --blocks {input.blocks:q} --graph {input.graph:q} {params.device} {params.split}"
         " --seed {params.seed} --output {output.profile:q} 2>&1 | tee {log:q}"

@@ -351,6 +351,32 @@ def test_a_schedule_file_is_run_with_the_files_that_it_records(study):
     assert frame["ordered"].tolist() == [True, False] and (frame["predicted_us"] > 0).all()
 
 
+def test_torchs_own_attention_is_profiled_scheduled_and_named(study):
+    """Where torch's own attention is faster than several tiles, a schedule of these runs it, and its row says so."""
+    names = ["16x1", "8x8"]
+    files, outputs = [f"{name}.npz" for name in names], [f"torch-{name}.json" for name in names]
+    bench(study, "--profile_only", "--blocks", *files, "--graph", "graph.npz", "--output", *outputs)
+    times = profile.load(study / outputs[0]).torch_us
+    assert times["masked"] > 0 and times == profile.load(study / outputs[1]).torch_us
+    # However fast torch is here.
+    for path in outputs:
+        profile.save(study / path, replace(profile.load(study / path), torch_us={"masked": 1e-3}))
+    solved = ["both.highs.json", "both.greedy.json", "one.highs.json"]
+    solvers, tiles = ["highs", "greedy", "highs"], ["16x1+8x8", "16x1+8x8", "16x1"]
+    asked = ["--blocks", *files, "--profile", *outputs, "--solver", *solvers, "--tiles", *tiles, "--output", *solved]
+    module = loaded(SCRIPTS / "solve_ilp.py")
+    with contextlib.chdir(study):
+        module.run(**vars(module.parser.parse_args(asked)))
+    found = [schedule.load(study / path) for path in solved]
+    assert [each.runs for each in found] == ["torch:masked", "tiles", "tiles"]
+    assert found[0].predicted_us == 1e-3 < found[0].own_us
+    bench(study, "--schedule", *solved, "--output", "a.csv", "b.csv", "c.csv")
+    frames = [pd.read_csv(study / path, keep_default_na=False) for path in ("a.csv", "b.csv", "c.csv")]
+    assert [set(frame["variant"]) for frame in frames] == [{"torch:masked"}, {""}, {""}]
+    for frame, each in zip(frames, found, strict=True):
+        assert set(frame["status"]) == {"ok"} and np.allclose(frame["own_us"].astype(float), each.tiles_us)
+
+
 GIVEN = ["--blocks", "16x1.npz", "8x8.npz", "--graph", "graph.npz", "--profile", "16x1.json", "8x8.json"]
 
 

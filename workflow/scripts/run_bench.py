@@ -9,15 +9,15 @@ from tilewright_study.cli import attention_options, parser_for, script, timing_o
 from tilewright_study.stages import bench, profile
 
 
-def run(profile_only, schedule, blocks, output, device, seed, split_keys, heads, head_dim, dtype, **timed):
+def run(profile_only, schedule, blocks, graph, output, device, seed, split_keys, heads, head_dim, dtype, **timed):
     """Run the one stage that is asked for. Raises `TilewrightError`."""
     shared = {"output": output, "heads": heads, "head_dim": head_dim, "dtype": dtype, "device": device, "seed": seed}
     if profile_only == bool(schedule):
         raise ConfigError(f"expected one of --profile_only, --schedule, found {'both' if schedule else 'none'}")
     if profile_only:
-        profile.run(blocks or [], split_keys=split_keys, **shared)
+        profile.run(blocks or [], split_keys=split_keys, graph=graph, **shared)
     else:
-        bench.run(schedule, blocks=blocks, **shared, **timed)
+        bench.run(schedule, blocks=blocks, graph=graph, **shared, **timed)
 
 
 def length(text):
@@ -29,7 +29,11 @@ parser = parser_for(__doc__)
 add = parser.add_argument
 add("--profile_only", "--profile-only", action="store_true", help="time the shapes of the work items of --blocks (T3)")
 add("--schedule", nargs="+", metavar="JSON", help="check and time schedules of one graph (T5)")
-add("--graph", metavar="NPZ", help="graph of the schedules (default: the graph that their blocks name)")
+add(
+    "--graph",
+    metavar="NPZ",
+    help="graph of the blocks, over which torch's own attention is timed, too, or of the schedules",
+)
 add(
     "--blocks",
     nargs="+",

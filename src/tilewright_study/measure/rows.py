@@ -27,9 +27,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """One row: its fields are the columns, in order.
 
     A subclass declares ``kind`` and ``version`` as the literals that its files hold, and columns of its own. The last
+    `LATER` are columns that files lack which were recorded before they were declared: blank there. The last
     columns are the same everywhere: the device, its cores (a GPU's multiprocessors), driver and libraries; commit and
     code, of the code that made the row, see `experiments.code`; time: when, ISO 8601 in UTC.
     """
+
+    LATER = ()
 
     kind: str
     version: int
@@ -185,7 +188,8 @@ def read(path, types):
             columns, rows = tuple(reader.fieldnames or ()), list(reader)
     except (OSError, ValueError, csv.Error) as error:
         raise ArtifactError(f"{path}: expected rows of an experiment, found a damaged file: {error}") from error
-    return _kind(path, columns, rows, types), rows
+    kind = _kind(path, columns, rows, types)
+    return kind, [dict.fromkeys(types[kind].LATER, "") | row for row in rows]
 
 
 def _kind(path, columns, rows, types):
@@ -203,7 +207,12 @@ def _kind(path, columns, rows, types):
         raise ArtifactError(f"{path}: expected rows of one of {', '.join(types)}, found {kinds}")
     if version != str(version_of(types[kind])):
         raise ArtifactError(f"{path}: expected version {version_of(types[kind])} of {kind} rows, found {version}")
-    _same(path, kind, types[kind].columns(), columns)
+    _same(
+        path,
+        kind,
+        [name for name in types[kind].columns() if name in columns or name not in types[kind].LATER],
+        columns,
+    )
     if any(None in row or None in row.values() for row in rows):
         raise ArtifactError(f"{path}: expected {len(columns)} fields in each row, found others: a damaged file")
     return kind

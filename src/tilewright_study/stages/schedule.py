@@ -70,7 +70,9 @@ def _solved(covers, profiles, limits, solver, objective, settings, paths):
     """The schedule, or why the solver was skipped."""
     with nullcontext() if solver in search.HEURISTICS else within(solver, settings["time_limit_s"]) as show:
         try:
-            return solve(covers, profiles, limits, solver, objective, **settings, paths=paths, log=show)
+            # A set of one tile is a baseline of that tile.
+            beside = {"beside_torch": len(covers) > 1 and search.compares(solver) and objective == "sum"}
+            return solve(covers, profiles, limits, solver, objective, **settings, **beside, paths=paths, log=show)
         except SolverUnavailableError as error:
             return _skipped(covers, profiles, solver, objective, paths, str(error))
 

@@ -73,7 +73,11 @@ class Row(rows.Waited, frozen=True, kw_only=True):
     on CPUs. cold_us: with a cold cache; byte_floor_us: `ceilings.floor_bytes` at the bandwidth of a copy;
     floor_fraction: of p50_us; ceiling_fraction: executed_gflops over `ceilings.softmax_bound_gflops`. turns: how often
     it was measured, in turns with others: of several, rse is the standard error between them, else that within one.
+    Of a schedule, variant is the form of torch's own attention that it runs, blank for its tiles, and own_us what these
+    are predicted to take.
     """
+
+    LATER = ("own_us",)
 
     kind: Literal["attention"] = "attention"
     version: Literal[2] = 2
@@ -95,6 +99,7 @@ class Row(rows.Waited, frozen=True, kw_only=True):
     turns: Count = None
     cold_us: Number = None
     predicted_us: Number = None
+    own_us: Number = None
     objective_us: Number = None
     bound_us: Number = None
     gap: Number = None
@@ -142,7 +147,14 @@ def modules(row, device):
     if row["provider"] != OURS:
         return [*made, f"tilewright_study.baselines.sparse.{row['provider']}"]
     found = devices.modules(device, "attention.executor", "attention.probe")
-    return [*made, "tilewright.attention.blocks", "tilewright.attention.schedule", *entered(row["solver"]), *found]
+    return [
+        *made,
+        "tilewright.attention.native",
+        "tilewright.attention.blocks",
+        "tilewright.attention.schedule",
+        *entered(row["solver"]),
+        *found,
+    ]
 
 
 def _family(model):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tilewright import devices, reference
-from tilewright.attention import backends
+from tilewright.attention import native
 from tilewright.attention.profile import DTYPES
 from tilewright.attention.schedule import Skipped
 from tilewright.core import registry
@@ -209,15 +209,21 @@ def _runs(schedule, blocks, tiles, tokens):
         facts |= {"status": "skipped", "reason": schedule.reason}
         return [_Run(tokens.row(**facts, ordered=ordered)) for ordered in (True, False)]
     facts |= {name: getattr(schedule, name) for name in ("predicted_us", "objective_us", "bound_us", "gap")}
-    facts["items"] = len(schedule.tile)
+    facts |= {
+        "items": len(schedule.tile),
+        "own_us": schedule.tiles_us,
+        "variant": schedule.runs if schedule.form else "",
+    }
     return [_run(schedule, blocks, tokens, facts, ordered) for ordered in (True, False)]
 
 
 def _run(schedule, blocks, tokens, facts, ordered):
     graph = tokens.graph
-    executor = backends.executor(tokens.device["kind"]).prepare(
+    executor = native.executor(
         schedule,
         blocks,
+        graph,
+        device=tokens.device["kind"],
         heads=tokens.heads,
         head_dim=tokens.head_dim,
         dtype=tokens.dtype,

@@ -238,6 +238,7 @@ def _of_density(side, asked, settings, how, effort, sizes, common, image):
     used = np.bincount(plan.schedule.tile, minlength=len(plan.schedule.tiles))
     planned = {"provider": OURS, "reorder": plan.reorder["order"], "solver": plan.schedule.solver, "plan_s": plan_s}
     planned["tiles"] = "+".join(name for name, count in zip(plan.schedule.tiles, used, strict=True) if count)
+    planned["variant"] = plan.schedule.runs if plan.schedule.form else ""
     tokens = _tokens(plan.graph, sizes, common)
     attend = partial(plan, ordered=True)
     row, call = _layer(tokens, attend, tokens.masked_result)
