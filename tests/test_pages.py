@@ -5,15 +5,18 @@ import shlex
 import shutil
 import subprocess
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.nn.functional as F
 import yaml
 
 from helpers import pages
 from helpers.pages import ROOT
+from tilewright import devices, nn, slices
+from tilewright.attention.masks import Bias
 
-# The names of parallel.md need several processes: its code runs in test_parallel.py and test_sequence_parallel.py.
-ELSEWHERE = {"docs/parallel.md"}
 PAGES = [
     str(path.relative_to(ROOT))
     for pattern in ("README.md", "docs/*.md", "docs/tutorials/*.md", "config/README.md")
@@ -67,13 +70,141 @@ def test_commands_are_taken(path, tmp_path):
                 assert words[0] in (*SETUP, "snakemake", "python"), line
 
 
-# Smaller sizes of a tutorial, by what stands on its page. Of its output the first word of each line is then compared.
+# Smaller sizes, by what stands on a page. Of a tutorial's output the first word of each line is then compared.
+WEIGHTS = ROOT / "expected/checkpoints/segformer-b0.sampled.safetensors"
 SMALL = {
     "docs/tutorials/mask.md": [("side = 48", "side = 24"), ("--without flex", "--without flex --seconds 0.02")],
     "docs/tutorials/video.md": [("(12, 24, 32)", "(2, 24, 32)"), ("480p-9f", "480p-1f")],
     "docs/tutorials/reproduce.md": [("vil-tiny-128-s1", "vil-tiny-64-s1")],
     "docs/tutorials/timm.md": [("896", "140"), (", pretrained", ", depth=2, pretrained")],
+    "docs/api.md": [("(4096, 4096)", "(64, 64)"), ('"window.plan"', "path")],
+    "docs/dynamic.md": [("b0.safetensors", str(WEIGHTS)), ("9000", "900_000")],
+    "docs/models.md": [("384, 6", "48, 3"), ("(64, 64)", "(8, 8)")],
+    "README.md": [("224", "64"), ('"tilewright"', '"native"')],
+    "docs/networks.md": [
+        *[('"tilewright"', '"native"'), ("=224", "=64"), ("=512", "=64"), ('checkpoint="cached"', "image_size=64")],
+        *[(', checkpoint="model_best.pth"', ""), (', checkpoint="segformer.b2.512x512.ade.160k.pth"', "")],
+    ],
+    "docs/scenes.md": [("b0.safetensors", str(WEIGHTS)), ("range(256)", "range(2)")],
 }
+
+
+def small(text, path):
+    for large, smaller in SMALL.get(path, ()):
+        text = text.replace(large, smaller)
+    return text
+
+
+def band(reach):
+    at = torch.arange(64)
+    return (at[:, None] - at).abs() <= reach
+
+
+def of_masks(tmp_path):
+    q, k, v = torch.randn(3, 2, 6, 64, 64)
+    few = {name: x[:, :3, :, :32] for name, x in (("q", q), ("k", k), ("v", v))}
+    yield {"pattern": band(5), "path": tmp_path / "window.plan", **few}
+    yield {"window": band, "first": band(3), "second": band(4)}
+    table = torch.zeros(6, 127, requires_grad=True)
+    yield {"Bias": Bias, "table": table, "index": lambda rows, cols: rows - cols + 63, "q": q, "k": k, "v": v}
+    yield {}
+
+
+def of_paths(tmp_path):
+    recorded = (ROOT / "expected/cpu-2-cores/paths.csv").read_text()
+    here = devices.describe("cpu")["name"]
+    (tmp_path / "table.csv").write_text(recorded.replace("Intel(R) Xeon(R) Processor", here))
+    yield {"images": torch.randn(1, 3, 256, 256)}
+
+
+def of_models(_):
+    block = SimpleNamespace(attn=nn.SparseAttention(48, 3, pattern="window-7-g1", grid=(8, 8)))
+    yield from ("needs timm", "needs a download", {"timm_block": block, "x": torch.randn(1, 65, 48)}, "needs timm")
+
+
+def of_push_memories(tmp_path):
+    (tmp_path / "pulse.btor2").write_text(PULSE)
+    yield from ({}, "needs halide")
+
+
+def of_packed_batches(_):
+    keep = torch.rand(2, 50) < 0.5
+    keep[:, 0] = True
+    sizes = {"capacity": 100, "heads": 2, "head_dim": 32}
+    yield {"keep": keep, "tokens": torch.randn(2, 50, 64), "project": torch.nn.Linear(64, 192), **sizes}
+
+
+def of_slices(_):
+    yield from ["runs in tests/slices/test_document.py"] * 3
+    q, k, v = torch.randn(3, 1, 2, 256, 64)
+    steps = {
+        "slices": slices,
+        "layer": 0,
+        "step": 0,
+        "branch": 0,
+        "choose": lambda q, k: slices.predict(q, k, keep=0.5, budget=0.5),
+    }
+    yield {"q": q, "k": k, "v": v, **steps}
+
+
+class Pipe(SimpleNamespace):
+    """A stand-in for a pipeline of diffusers."""
+
+    def __call__(self, prompt):
+        """A video."""
+        return SimpleNamespace(frames=[prompt])
+
+
+# High for two cycles, with a period that is to be found.
+PULSE = """\
+1 sort bitvec 1
+2 sort bitvec 4
+3 input 2 config_period
+4 zero 2
+5 state 2 count
+6 init 2 5 4
+7 one 2
+8 add 2 5 7
+9 eq 1 5 3
+10 ite 2 9 4 8
+11 next 2 5 10
+12 constd 2 2
+13 ult 1 5 12
+14 output 13 high
+"""
+# What a page leaves to its readers, block by block of Python; or why only the names of a block are looked up.
+GIVEN = {
+    "README.md": lambda _: [{}, {}],
+    "docs/api.md": of_masks,
+    "docs/dynamic.md": of_paths,
+    "docs/models.md": of_models,
+    "docs/networks.md": lambda _: [{"images": torch.randn(1, 3, 64, 64)}] * 3,
+    "docs/parallel.md": lambda _: ["needs processes: tests/slices and tests/networks"] * 4,
+    "docs/pushmem.md": of_push_memories,
+    "docs/ragged.md": of_packed_batches,
+    "docs/scenes.md": lambda _: [{}, {}],
+    "docs/slices.md": of_slices,
+    "docs/video.md": lambda _: ["needs diffusers", {"pipe": Pipe(transformer=torch.nn.Identity())}, "needs a GPU"],
+}
+
+
+def test_every_page_with_python_says_what_its_readers_give():
+    with_python = {path for path in PAGES if any(block.kind == "python" for block in pages.blocks(path))}
+    assert {*GIVEN} == with_python - {*TUTORIALS}
+
+
+@pytest.mark.parametrize("path", GIVEN)
+def test_python_of_a_page_runs(path, tmp_path, tmp_path_factory, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path_factory.getbasetemp() / "plans"))
+    found, names = [block for block in pages.blocks(path) if block.kind == "python"], {"torch": torch}
+    for block, given in zip(found, GIVEN[path](tmp_path), strict=True):
+        if isinstance(given, dict):
+            names |= given
+            exec(small(block.text, path), names)
+    if path == "README.md":
+        expected = F.scaled_dot_product_attention(names["q"], names["k"], names["v"], attn_mask=names["pattern"])
+        assert torch.allclose(names["out"], expected, atol=1e-4) and len(names["logits"]) == 1
 
 
 def printed(text, path):
@@ -93,10 +224,7 @@ def test_a_tutorial_prints_what_it_shows(path, tmp_path, tmp_path_factory, monke
         if block.kind == "text":
             assert told is None or printed(told, path) == printed(block.text, path), f"{path}:{block.line}"
             continue
-        text = block.text
-        for large, small in SMALL.get(path, ()):
-            text = text.replace(large, small)
-        told = None
+        text, told = small(block.text, path), None
         if block.kind == "python":
             imported = re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
             left_out += [name for name in imported if name in OPTIONAL and find_spec(name) is None]
@@ -104,7 +232,11 @@ def test_a_tutorial_prints_what_it_shows(path, tmp_path, tmp_path_factory, monke
             told = None if left_out or "from_pretrained(" in text else python.paste(text)
         elif block.kind in pages.SHELL and not left_out:
             words = {line.split()[0] for line in pages.commands(block)}
-            told = None if words & {*SETUP, "make", "pip", "snakemake"} else pages.shell(block, tmp_path)
+            told = (
+                None
+                if words & {*SETUP, "make", "pip", "snakemake"}
+                else pages.shell(block._replace(text=text), tmp_path)
+            )
     if left_out:
         pytest.skip(f"from its place on: {', '.join(left_out)} is not installed")
 
