@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages that lie beside `docs`, all decisions and notebooks, and links between them and to files."""
+"""Hooks of mkdocs: pages that lie beside `docs`, all decisions and trials, and links between them and to files."""
 
 import logging
 import posixpath
@@ -18,7 +18,7 @@ PAGES = {
     "changelog.md": "CHANGELOG.md",
     "conduct.md": "CODE_OF_CONDUCT.md",
 }
-FOLDERS = {"Decisions": "decisions", "Notebooks": "notebooks"}
+FOLDERS = {"Decisions": "decisions", "Trials": "trials"}
 _LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s#]+)(#[^)\s]*)?\)")
 _CODE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 

@@ -19,7 +19,7 @@ from tilewright.graph import STACKED
 ROW_STEPS = 3
 RUN_STEPS = 4
 # A block of up to the first share of all keys stays whole, and the parts of others hold at least the second: what is no
-# longer than the rest balances by itself, and merging costs time. Measured on an H200, docs/notebooks/tile-kernel.md.
+# longer than the rest balances by itself, and merging costs time. Measured on an H200, docs/trials/tile-kernel.md.
 WHOLE = 1 / 48
 PART = 1 / 256
 # ASSUME: beyond this many distinct values, as many of them evenly spaced are good enough candidates for a step.
