@@ -166,7 +166,7 @@ def _timed(runs, given, own_us, on_gpu):
     calls = {name: partial(run, *given) for name, run in runs.items()}
     if on_gpu:
         return {name: timing.time_gpu(call, **_EFFORT).p50_us for name, call in calls.items()}
-    once = {"min_reps": 1, "max_seconds": 0.0, "rse_target": 1.0}
+    once: dict[str, Any] = {"min_reps": 1, "max_seconds": 0.0, "rse_target": 1.0}
     found = {name: timing.time_call(call, **once).p20_us for name, call in calls.items()}
     near = [name for name in calls if found[name] < _FAR * own_us]
     timed = timing.time_together([calls[name] for name in near], **_EFFORT) if near else []
