@@ -3,6 +3,7 @@
 import copy
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -223,6 +224,27 @@ def test_what_is_chosen_is_never_predicted_slower():
     assert made_by.form in ("masked", "compacted")
     assert not violations(made_by, plan.blocks, plan.profiles, limits(next(iter(plan.profiles.values())).device))
     assert made_by.torch_us == next(iter(plan.profiles.values())).torch_us
+
+
+@pytest.mark.parametrize("near", (0.9, 1.1, 0.1, 10.0))
+def test_close_predictions_are_settled_in_turns(near, monkeypatch):
+    plan = made(patterns("random", 36, 44, 3), None)
+    own_us = plan.schedule.tiles_us
+    asked = []
+
+    def timed(calls, **_):
+        asked.append([call.func.launches for call in calls])
+        return [SimpleNamespace(p50_us=3.0), SimpleNamespace(p50_us=2.0)]
+
+    monkeypatch.setattr(native.timing, "time_in_turns", timed)
+    known = schedule.choose(plan.schedule, {"masked": near * own_us})
+    sizes = {"device": "cpu", "heads": H, "head_dim": D, "dtype": "float32"}
+    found = native.in_turns(known, plan.blocks, plan.graph, **sizes)
+    if near in (0.1, 10.0):
+        assert not asked and found == known.torch_us
+        return
+    assert found == {"masked": pytest.approx(1.5 * own_us)}
+    assert asked[0][0] == ("torch:masked",) and asked[0][1] != asked[0][0]
 
 
 def test_who_names_tiles_gets_tiles():

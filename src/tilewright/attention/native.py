@@ -25,6 +25,7 @@ from tilewright import devices
 from tilewright.attention import backends
 from tilewright.attention.masks import ItemMasks
 from tilewright.attention.profile import DTYPES
+from tilewright.attention.schedule.record import choose
 from tilewright.attention.setting import Setting, setting
 from tilewright.attention.units import Units
 from tilewright.core import timing
@@ -48,14 +49,15 @@ BIAS_PAIRS = 1 << 24
 # multiprocessor (True), computes no more operations in a second, by the bytes of a number. Dense kernels reached 70 G
 # in float32 on a core, 3.2 T in bfloat16 on a multiprocessor of an H200.
 _PER_SECOND = {False: {4: 1e11, 2: 1e12}, True: {4: 5e11, 2: 5e12}}
-# Tiles are predicted to take more than this share of the least time of a form that is timed.
+# Tiles are predicted to take more than this share of the least time of a form that is timed. Times that are closer than
+# this are measured again, in turns.
 _NEAR = 0.7
 # A call of fewer operations runs on the calling thread alone: to share them among two cores took 6 to 9 µs, and what is
 # less than this took longer so.
 _ALONE = 1e6
-# How forms are timed: those that take so many times as long as tiles, once.
+# How forms are timed, in how many turns, and by how many times as long as tiles one takes that is timed once.
 _EFFORT: dict[str, Any] = {"min_reps": 20, "max_seconds": 0.05, "rse_target": 0.03}
-_FAR = 4
+_TURNS, _FAR = 3, 4
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def times(
     on_gpu = devices.facts(device).CUDA
     if on_gpu and (dtype == DTYPES[0] or torch.cuda.is_current_stream_capturing()):
         return {}
-    typed, place = getattr(torch, dtype), torch.device(devices.facts(device).TORCH_DEVICE)
+    typed = getattr(torch, dtype)
     n_q = graph.n_rows // (1 if units is None else units.patterns)
     batch = 1 if units is None else units.images or 1
     orders = {} if graph.row_order is None else {"row_order": graph.row_order[:n_q], "col_order": graph.col_order}
@@ -140,15 +142,51 @@ def times(
     }
     if not runs:
         return {}
-    drawn: dict[str, Any] = {
-        "generator": torch.Generator("cpu").manual_seed(seed),
-        "dtype": torch.float32,
-        "device": "cpu",
-    }
-    given = [
-        torch.randn(batch, heads, n, head_dim, **drawn).to(place, typed) for n in (n_q, graph.n_cols, graph.n_cols)
+    return _timed(runs, _drawn(graph, device, heads, head_dim, typed, units, seed), own_us, on_gpu)
+
+
+def in_turns(
+    schedule: "Schedule",
+    blocks: "dict[str, Blocks]",
+    graph: "Graph",
+    *,
+    device: str,
+    heads: int,
+    head_dim: int,
+    dtype: str,
+    units: Units | None = None,
+    bias: Any = None,
+    seed: int = 0,
+) -> dict[str, float]:
+    """`Schedule.torch_us`, of its fastest form by what that and the tiles take in turns, where predictions are close.
+
+    Its time is that which is predicted for the tiles, times the ratio that is measured.
+    """
+    known, own_us = schedule.torch_us or {}, schedule.tiles_us
+    best = min(known, key=lambda name: known[name], default="")
+    if not best or not _NEAR < known[best] / own_us < 1 / _NEAR:
+        return known
+    typed, n_q = getattr(torch, dtype), graph.n_rows // (1 if units is None else units.patterns)
+    options: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "dtype": typed, "bias": bias}
+    options |= {} if units is None else {"units": units}
+    options |= {} if graph.row_order is None else {"row_order": graph.row_order[:n_q], "col_order": graph.col_order}
+    given = _drawn(graph, device, heads, head_dim, typed, units, seed)
+    calls = [
+        partial(executor(choose(schedule, of), blocks, graph, device=device, **options), *given)
+        for of in ({best: 0.0}, {})
     ]
-    return _timed(runs, given, own_us, on_gpu)
+    with torch.no_grad():
+        found, tiles = timing.time_in_turns(calls, gpu=devices.facts(device).CUDA, **_EFFORT, turns=_TURNS)
+    return known | {best: own_us * found.p50_us / tiles.p50_us}
+
+
+def _drawn(graph, device, heads, head_dim, dtype, units, seed):
+    """Random q, k and v on a device of this kind, of one image, or of as many as have patterns."""
+    batch = 1 if units is None else units.images or 1
+    n_q, place = graph.n_rows // (1 if units is None else units.patterns), devices.facts(device).TORCH_DEVICE
+    like: dict[str, Any] = {"generator": torch.Generator("cpu").manual_seed(seed), "dtype": torch.float32}
+    sizes = n_q, graph.n_cols, graph.n_cols
+    return [torch.randn(batch, heads, n, head_dim, **like, device="cpu").to(place, dtype) for n in sizes]
 
 
 def least_us(operations: int, dtype: torch.dtype, device: str) -> float:

@@ -15,7 +15,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -228,6 +228,11 @@ def plan(
         profiles = beside_torch(profiles, ordered_graph, heads=heads, seed=seed, units=units, bias=bias)
     settings: dict[str, Any] = dict(solver=solver, time_limit_s=time_limit_s, seed=seed)
     found = schedule.solve(blocks_by_tile, profiles, limits, **settings, doubted=True, beside_torch=beside)
+    if beside:
+        sizes = dict(device=kind, heads=heads, head_dim=head_dim, dtype=dtype_name, units=units, bias=bias, seed=seed)
+        torch_us = native.in_turns(found, blocks_by_tile, ordered_graph, **sizes)
+        profiles = {name: replace(of, torch_us=torch_us) for name, of in profiles.items()}
+        found = schedule.choose(found, torch_us)
     return Plan(ordered_graph, blocks_by_tile, profiles, found, bias=bias, scale=scale, reorder=order_info, units=units)
 
 
