@@ -147,7 +147,7 @@ def time_host(call: Callable, *, min_reps: int, max_seconds: float, rse_target: 
         torch.cuda.synchronize()
         return _wall_us(queued) / QUEUED
 
-    effort = {"min_reps": min_reps, "max_seconds": max_seconds, "rse_target": rse_target}
+    effort: dict[str, Any] = {"min_reps": min_reps, "max_seconds": max_seconds, "rse_target": rse_target}
     found = time_call(waited, **effort).p50_us, _repeated(returned_us, **effort).p50_us
     _end(call)
     return found
