@@ -897,3 +897,17 @@ def test_a_compiler_is_told_the_layout_of_the_result(dense, planned):
 def test_summary_names_the_order_the_tiles_and_the_proof(planned):
     text = planned.summary()
     assert "150 × 130" in text and "gap" in text and "predicted" in text
+
+
+def test_a_device_whose_launches_follow_one_another_gets_the_fastest_tile_alone(monkeypatch):
+    # A dense part beside scattered pairs: greedy takes a tile for each.
+    dense = np.zeros((256, 256), bool)
+    dense[:128, :128] = True
+    dense[128:, 128:] = np.random.default_rng(0).random((128, 128)) < 0.05
+    dense[128:, 0] = True
+    monkeypatch.setattr(cpu_facts, "MIXES", False)
+    one = tw.plan(dense, heads=2, head_dim=16, solver="greedy", region_rows=64, reorder="none")
+    assert len(one.blocks) == len(one.profiles) == 1 and set(one.schedule.tiles) == set(one.blocks)
+    q, k, v = torch.randn(3, 1, 2, 256, 16)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, torch.from_numpy(dense))
+    torch.testing.assert_close(one(q, k, v), wanted, atol=1e-5, rtol=1e-4)

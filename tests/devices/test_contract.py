@@ -192,7 +192,7 @@ def test_facts_say_what_plans_need(kind):
     assert facts.SPLIT_KEYS is None or facts.SPLIT_KEYS >= 1
     assert set(facts.MACHINE) <= set(facts.IDENTITY) and "kind" in facts.MACHINE
     assert facts.TORCH_DEVICE in ("cpu", "cuda") and (facts.TORCH_DEVICE == "cuda") == facts.CUDA
-    assert all(isinstance(getattr(facts, name), bool) for name in ("CUDA", "GPU_TIMER", "GRAPHS", "EXCLUSIVE"))
+    assert all(isinstance(getattr(facts, name), bool) for name in ("CUDA", "GPU_TIMER", "GRAPHS", "EXCLUSIVE", "MIXES"))
     # CUDA's events and graphs need its tensors.
     assert facts.CUDA or not (facts.GPU_TIMER or facts.GRAPHS)
     assert facts.current() is None or facts.current() >= 0

@@ -222,6 +222,8 @@ def plan(
         ordered_graph, order_info = _reorder(unordered, reorder, stack)
         blocks_by_tile = tiled(ordered_graph)
         profiles = profiled(blocks_by_tile)
+    if not defaults.MIXES:
+        blocks_by_tile, profiles = _alone_fastest(blocks_by_tile, profiles, limits)
     # Who names tiles, or a baseline of the solvers, asks for tiles.
     beside = tiles is None and schedule.compares(solver)
     if beside:
@@ -931,15 +933,33 @@ def _at_once(pattern):
     return max(1, len(os.sched_getaffinity(0)) // _TILES)
 
 
-def _best_tile_us(blocks_by_tile, profiles, limits):
-    """Predicted microseconds of the best schedule that has one tile for all regions."""
-    times = []
+def _tile_times_us(blocks_by_tile, profiles, limits):
+    """``{tile: predicted microseconds}`` of schedules that have one tile for all regions; without those that do not fit
+    some region."""
+    times = {}
     for name in blocks_by_tile:
         one = {name: blocks_by_tile[name]}, {name: profiles[name]}
-        # A tile may not fit some region.
         with contextlib.suppress(InfeasibleError):
-            times.append(schedule.solve(*one, limits, solver="greedy").predicted_us)
-    return min(times) if times else schedule.solve(blocks_by_tile, profiles, limits, solver="greedy").predicted_us
+            times[name] = schedule.solve(*one, limits, solver="greedy").predicted_us
+    return times
+
+
+def _best_tile_us(blocks_by_tile, profiles, limits):
+    """Predicted microseconds of the best schedule that has one tile for all regions, or else of greedy's."""
+    times = _tile_times_us(blocks_by_tile, profiles, limits)
+    return (
+        min(times.values(), default=None)
+        or schedule.solve(blocks_by_tile, profiles, limits, solver="greedy").predicted_us
+    )
+
+
+def _alone_fastest(blocks_by_tile, profiles, limits):
+    """``(blocks by tile, profiles)`` of the fastest tile alone; all where none fits all regions."""
+    times = _tile_times_us(blocks_by_tile, profiles, limits)
+    if not times:
+        return blocks_by_tile, profiles
+    name = min(times, key=times.__getitem__)
+    return {name: blocks_by_tile[name]}, {name: profiles[name]}
 
 
 def _reasons(info):

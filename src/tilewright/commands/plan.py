@@ -77,9 +77,11 @@ def run(
     )
     made.save(output)
     print(made.summary())
-    if device == "cpu" and (spreads := spread(made.profiles.values())) > MOST_SPREAD:
+    measured = [each for each in made.profiles.values() if each.source == "measured"]
+    if (spreads := spread(measured)) > MOST_SPREAD:
         print(
-            f"warning: the CPU seems busy, times spread by {spreads:.0%}; plan again when it is idle", file=sys.stderr
+            f"warning: the {device.upper()} seems busy, times spread by {spreads:.0%}; plan again when it is idle",
+            file=sys.stderr,
         )
     print(f"saved      {output}")
 

@@ -16,7 +16,7 @@ the folder:
     ``limits(device) -> dict``: lanes, per_block, envelope, occupancy, max_tile_kinds, rounds and round_us of `Limits`,
         from a description alone.
     ``TILES``, ``SPLIT_KEYS``: the tiles that a plan chooses from and the longest key range of a work item, by default.
-    ``FEWEST_ROWS``: of a tile that the executor runs.
+    ``FEWEST_ROWS``: of a tile that the executor runs. ``MIXES``: bool, tiles of several kinds may share one plan.
     ``current() -> int | None``: the number of the device that torch computes on now; None where devices have no
         numbers.
     ``TORCH_DEVICE``: torch's name of the memory that q, k and v lie in: ``cpu`` or ``cuda``.

@@ -13,6 +13,8 @@ IDENTITY = (*MACHINE, "threads", "l1_bytes", "l2_bytes", "l3_bytes", "torch")
 TORCH_DEVICE = "cpu"
 CUDA = GPU_TIMER = GRAPHS = EXCLUSIVE = False
 TILES = ("32x1", "64x1", "64x64")
+# Cores take items of any kind from one list.
+MIXES = True
 FEWEST_ROWS = 1
 # At head dim 64, keys and values of an item take half a megabyte in float32, a share of a core's second-level cache.
 SPLIT_KEYS = 1024

@@ -13,6 +13,9 @@ IDENTITY = (*MACHINE, "torch", "triton")
 TORCH_DEVICE = "cuda"
 CUDA = GPU_TIMER = GRAPHS = EXCLUSIVE = True
 TILES = ("32x1", "64x1", "64x64")
+# Launches follow one another, each with a tail of its own: on an H200, plans of several kinds of tiles took longer than
+# those of the best kind (docs/decisions/schedules.md).
+MIXES = False
 # Rows of one tensor-core product.
 FEWEST_ROWS = 16
 # Longest key range of an item: parts of a global row run side by side. Measured on an H200.
