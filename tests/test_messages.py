@@ -94,4 +94,7 @@ def test_a_script_shows_an_example_of_itself(path):
         pytest.skip("it has the example of solve_ilp")
     assert said
     assert example.startswith(f"python workflow/scripts/{path.name} ")
+    # Three scripts are an order of `reorder.py`.
+    declared = path.read_text() + (path.parent / "reorder.py").read_text()
+    assert [flag for flag in re.findall(r"--[\w-]+", example) if f'"{flag}"' not in declared] == []
     assert not re.match(r"T\d", said[0])
