@@ -14,16 +14,11 @@ APART = (
 
 
 class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How attention ``tilewright`` plans the patterns of a network; values as `tilewright.plan` takes them.
+    """How attention tilewright plans all patterns of a network; values as `tilewright.plan` takes them.
 
-    Parameters
-    ----------
-    reorder : str
-        Order of the tokens, applied once a stage.
-    solver : str
-        Solver of the schedules.
-    tiles : tuple of str
-        Tiles to choose from; the default () stands for the device's.
+    reorder: the order that tokens enter once a stage
+    solver: what finds schedules
+    tiles: tiles that they choose from; none stands for the device's own
     """
 
     reorder: str = "window"
