@@ -25,4 +25,5 @@ def run(graph, tile, output, region_rows):
     for each, path in zip(chosen, output, strict=True):
         cover = blocks_file.extract(pattern, each, region_rows)
         blocks_file.save(path, cover, made_by | {"parameters": {"tile": each.name, "region_rows": region_rows}})
-        print(", ".join(f"{name} {value}" for name, value in cover.summary().items()))
+        facts = {name: f"{x:.4g}" if isinstance(x, float) else x for name, x in cover.summary().items()}
+        print(", ".join(f"{name} {value}" for name, value in facts.items()))

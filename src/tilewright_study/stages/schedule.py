@@ -42,7 +42,7 @@ def run(blocks, profile, solver, tiles, objective, time_limit, gap, seed, thread
     for path, each, chosen in zip(output, found, sets, strict=True):
         save(path, each, _made_by(each, stated, [part for tile in chosen for part in paths[tile]]))
         for name, value in each.summary().items():
-            print(f"{name}: {value}", file=sys.stderr)
+            print(f"{name}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}", file=sys.stderr)
 
 
 def _sets(solver, tiles, output, known):
