@@ -107,7 +107,11 @@ def test_forms_compute_the_pattern(kind, bias, scale, batch, ordered, seed, orde
     names = native.forms(plan.graph)
     assert "masked" in names
     assert ("windows" in names) == (kind == "windows")
-    for name in names:
+    assert ("products" in names) >= (kind in ("kept", "full", "dense rows"))
+    for name, form in names.items():
+        if not native.able(form, device="cpu", heads=H, dtype=dtype, biased=bias is not None):
+            assert name == "products" and running(plan, name).schedule.runs == "tiles"
+            continue
         found = running(plan, name)(q[:, :, rows], k[:, :, cols], v[:, :, cols], ordered=ordered)
         assert reference.relative_error(found, expected[:, :, rows]) <= reference.TOLERANCE[dtype], name
         assert found.transpose(1, 2).is_contiguous()
@@ -334,14 +338,14 @@ def test_autocast_and_inference():
 
 def test_masks_too_large_are_left_to_tiles():
     form = native.forms(graph.from_pattern(patterns("random", 36, 44, 3)))["masked"]
-    options = {"device": "cpu", "heads": 6}
+    options = {"device": "cpu", "heads": 6, "dtype": torch.float32}
     assert native.able(form, **options, biased=True)
     large = replace(form, rows=np.zeros((1, 9000), int), keys=np.zeros((1, 9000), int))
     assert not native.able(large, **options, biased=False)
     assert native.able(replace(large, dense=True), **options, biased=False)
     assert not native.able(replace(large, dense=True), **options, biased=True)
-    assert not native.able(form, device="cuda", heads=6, biased=True)
-    assert not native.able(replace(form, empty=True), device="cuda", heads=6, biased=False)
+    assert not native.able(form, device="cuda", heads=6, dtype=torch.bfloat16, biased=True)
+    assert not native.able(replace(form, empty=True), device="cuda", heads=6, dtype=torch.bfloat16, biased=False)
 
 
 def test_forms_that_cannot_win_are_not_timed():

@@ -5,6 +5,7 @@ A *form* is a way of torch's dense kernel to compute a pattern:
 ``masked``: all pairs, with a mask in floats where some are not allowed.
 ``compacted``: the queries that have keys, over the keys that some query sees; with a mask where that is not dense.
 ``windows``: disjoint windows of equal size, as a batch.
+``products``: what is compacted, or all pairs, where that is dense and small: two products and a softmax, on a CPU.
 
 They are timed beside the tiles (`times`), chosen by `schedule.choose`, and executed as `backends.Executor` describes.
 """
@@ -40,9 +41,11 @@ if TYPE_CHECKING:
     from tilewright.attention.schedule import Schedule
     from tilewright.graph import Graph
 
-NAMES = ("masked", "compacted", "windows")
+NAMES = ("masked", "compacted", "windows", "products")
 # ASSUME: a mask may take a quarter of a gigabyte as floats, as those of tiles on a CPU.
 MASK_BYTES = 1 << 28
+# Pairs of all heads that are products. Of twice as many, torch's kernel takes as long.
+PRODUCTS = 1 << 17
 # Pairs of a mask whose bias is looked up pair by pair.
 BIAS_PAIRS = 1 << 24
 # A form that cannot be faster than tiles, by the least that its pairs take, is not timed. ASSUME: a core (False), and a
@@ -65,13 +68,14 @@ class Form:
     """A form over a pattern, in the order of its graph.
 
     rows: int [n, M], the queries of each of n windows; keys: int [n, K]. dense: a window's queries see all its keys.
-    empty: some query of it has no key.
+    empty: some query of it has no key. products: without torch's kernel.
     """
 
     rows: NDArray[np.int64]
     keys: NDArray[np.int64]
     dense: bool
     empty: bool
+    products: bool = False
 
     @property
     def pairs(self) -> int:
@@ -90,6 +94,9 @@ def forms(graph: "Graph", units: Units | None = None) -> dict[str, Form]:
     found = {"masked": Form(*everything, graph.entries == seeing.size * n_k, not seeing.all())}
     if rows.size < seeing.shape[1] or keys.size < n_k:
         found["compacted"] = Form(rows, keys, graph.entries == n * rows.size * keys.size, not seeing[:, rows[0]].all())
+    small = found.get("compacted", found["masked"])
+    if small.dense and small.pairs <= PRODUCTS:
+        found["products"] = replace(small, products=True)
     owner = patterns.windows(graph) if units is None else None
     if owner is not None:
         in_turn = [np.argsort(of, kind="stable").reshape(graph.n_distinct, -1) for of in (graph.row_id, owner)]
@@ -97,13 +104,16 @@ def forms(graph: "Graph", units: Units | None = None) -> dict[str, Form]:
     return found
 
 
-def able(form: Form, *, device: str, heads: int, biased: bool, units: Units | None = None) -> bool:
+def able(form: Form, *, device: str, heads: int, dtype: torch.dtype, biased: bool, units: Units | None = None) -> bool:
     """Whether a form may run on a `device` of this kind; biased: with a bias.
 
-    On a GPU it takes no bias, whose values would be rounded to the type of the queries, and no query without a key, of
-    which its kernels make what they like.
+    Products of 16 bits would round the scores. On a GPU a form takes no bias, whose values would be rounded to the type
+    of the queries, and no query without a key, of which its kernels make what they like.
     """
-    if devices.facts(device).CUDA and (biased or form.empty):
+    on_gpu = devices.facts(device).CUDA
+    if on_gpu and (biased or form.empty):
+        return False
+    if form.products and (on_gpu or biased or dtype != torch.float32 or form.pairs * heads > PRODUCTS):
         return False
     masks = (heads if biased else 1) * (1 if units is None else len(units.group))
     masked = biased or not form.dense
@@ -137,7 +147,7 @@ def times(
     runs = {
         name: prepare(name, graph, **options, head_dim=head_dim, dtype=typed, **orders, bias=bias)
         for name, form in forms(graph, units).items()
-        if able(form, biased=bias is not None, **options)
+        if able(form, dtype=typed, biased=bias is not None, **options)
         and _NEAR * least_us(form.pairs * heads * head_dim * batch, typed, device) < own_us
     }
     if not runs:
@@ -266,6 +276,7 @@ def prepare(
         scale=common.scale,
         units=units,
         executed=form.pairs,
+        products=form.products,
         masks=None if common.bias is None else masks,
     )
     made = made if masks is None else replace(made, mask=made.spread(masks))
@@ -327,6 +338,7 @@ class Executor:
     scale: float | None
     units: Units | None
     executed: int
+    products: bool
     masks: ItemMasks | None = None
     mask: Tensor | None = None
     on_gpu: bool = False
@@ -406,8 +418,11 @@ class Executor:
             use_threads(1)
         try:
             given = self._taken(q, self.queries), self._taken(k, self.keys), self._taken(v, self.keys)
-            mask = None if self.mask is None else self._of_batch(batch)
-            out = F.scaled_dot_product_attention(*given, attn_mask=mask, scale=self.scale)
+            if self.products:
+                out = _by_products(*given, self.scale)
+            else:
+                mask = None if self.mask is None else self._of_batch(batch)
+                out = F.scaled_dot_product_attention(*given, attn_mask=mask, scale=self.scale)
             if self.windows > 1 or self.queries is not None:
                 out = self._returned(out, q)
         finally:
@@ -479,3 +494,11 @@ class Executor:
         if self.windows > 1:
             x = x.transpose(1, 2).unflatten(0, (len(like), -1)).flatten(1, 2).transpose(1, 2)
         return x if places is None else torch.zeros_like(like).index_copy_(2, places.long(), x)
+
+
+def _by_products(q, k, v, scale):
+    """Attention over all pairs, without torch's kernel."""
+    queries, keys, values = (x.flatten(0, 1) for x in (q, k, v))
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    scores = torch.baddbmm(queries.new_empty(1), queries, keys.mT, beta=0, alpha=scale)
+    return torch.bmm(torch.softmax(scores, -1), values).unflatten(0, q.shape[:2])

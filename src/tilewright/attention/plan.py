@@ -429,7 +429,8 @@ class Plan:
         form = native.forms(self.graph, self.units).get(name)
         if form is None:
             raise PatternError(f"the schedule runs {self.schedule.runs}, a form that the pattern does not have")
-        return native.able(form, device=self.device, heads=self.heads, biased=bias is not None, units=self.units)
+        sizes: dict[str, Any] = dict(device=self.device, heads=self.heads, dtype=self.dtype, units=self.units)
+        return native.able(form, **sizes, biased=bias is not None)
 
     def _maker(self, bias):
         settings: dict[str, Any] = {"bias": bias, "scale": self.scale, "reorder": self.reorder, "units": self.units}
