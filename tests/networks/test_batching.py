@@ -188,8 +188,15 @@ def test_layouts_say_the_same_of_the_same_tokens(even):
 PRUNERS = {"threshold_l2": {"keep_range": (0.3, 0.7)}, "evit": {}, "ats": {}, "dynamicvit": {"predictor": "random"}}
 
 
-@pytest.mark.parametrize("pruner", PRUNERS)
-@pytest.mark.parametrize("name", ["padded", "padded_unfused", "padded_kept", "ragged"])
+# Each batching with a pruner that keeps a range, and each pruner with rows that are packed.
+COMPILED = [
+    pytest.param(name, pruner, marks=[] if name == "ragged" or pruner == "threshold_l2" else pytest.mark.slow)
+    for name in ("padded", "padded_unfused", "padded_kept", "ragged")
+    for pruner in PRUNERS
+]
+
+
+@pytest.mark.parametrize(("name", "pruner"), COMPILED)
 def test_pruned_networks_compile_whole(monkeypatch, name, pruner):
     # Compiling takes as long as there are blocks: these hold two prunings of each pruner.
     monkeypatch.setattr(pattern, "DEPTH", 7)
