@@ -253,6 +253,16 @@ def test_a_plan_is_checked_and_timed_beside_its_peers(capsys, plan_file):
     assert " 1.00 " in rows[0] and all("–" not in row for row in rows)
 
 
+def test_the_ways_to_call_a_plan_are_checked_and_timed(capsys, monkeypatch, plan_file):
+    options = ["--without", "flex", "sdpa_dense", "sdpa_mask", "--ways", "--seconds", "0.01", "--rse", "1"]
+    assert command.main(["bench", str(plan_file), *options]) == 0
+    header, eager, compiled, fastest = capsys.readouterr().out.splitlines()[-4:]
+    assert "way to call" in header and eager.split()[0] == "eager" and "torch.compile" in compiled
+    assert fastest.split(maxsplit=1)[0] == "fastest" and fastest.split(maxsplit=1)[1] in ("eager", "torch.compile")
+    monkeypatch.setattr(torch, "compile", lambda call, **_: lambda q, k, v: call(q, k, v) + 1)
+    assert "torch.compile: relative error" in fails(capsys, "bench", plan_file, *options)
+
+
 @pytest.mark.slow
 def test_flex_attention_is_timed_in_both_orders(capsys, plan_file):
     arguments = ["bench", str(plan_file), "--forms", "128", "--seconds", "0.01", "--rse", "1"]
@@ -295,6 +305,12 @@ def test_dense_attention_of_many_tokens_is_skipped(capsys, monkeypatch, plan_fil
 
 
 # doctor
+
+
+def test_doctor_says_what_a_call_costs(capsys):
+    command.main(["doctor"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "call"]
+    assert re.search(r"64 tokens, 1 head, by \S+: \d+ µs", line)
 
 
 def lines_of(capsys):
@@ -346,6 +362,7 @@ def test_the_doctor_says_what_is_slow(capsys, monkeypatch, tmp_path):
 
 
 def test_the_doctor_knows_gpus(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "_called", lambda: ())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
     described = {"name": "GPU", "capability": "7.5", "driver": "600.1", "multiprocessors": 8}

@@ -31,6 +31,11 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("plan", help="a plan that `tilewright plan` or Plan.save wrote")
     parser.add_argument("--batch", type=flags.count, default=1, help="sequences in a batch (default: 1)")
     parser.add_argument("--without", choices=BASELINES, nargs="+", default=[], help="contenders to leave out")
+    parser.add_argument(
+        "--ways",
+        action="store_true",
+        help="also time the ways to call the plan: eager, compiled, and on a GPU as a CUDA graph (takes seconds)",
+    )
     parser.add_argument("--forms", nargs="+", help="variants of FlexAttention to try, e.g. 128 64-split (default: all)")
     parser.add_argument(
         "--rse", type=flags.positive, default=0.02, help="stop timing at this relative standard error (default: 0.02)"
@@ -47,6 +52,7 @@ def run(
     plan: str | Path,
     batch: int,
     without: list[str],
+    ways: bool,
     forms: list[str] | None,
     rse: float,
     seconds: float,
@@ -82,7 +88,12 @@ def run(
     for one in best:
         if one.timing is None:
             print(f"{one.title}: {one.status}: {one.reason}")
-    return int(any(one.status == "failed" for one in best))
+    wrong = [one.status == "failed" for one in best]
+    if ways:
+        found = _ways(made, tokens["plan's"], gpu, seconds, rse)
+        print("\n".join(table(found)))
+        print(f"fastest    {min(found, key=lambda one: float(one['us']))['way to call']}")
+    return int(any(wrong))
 
 
 class _Tokens:
@@ -139,6 +150,60 @@ class _Tokens:
         timed: Any = Checked(partial(call, *qkv), judge)
         timed.wrong = judge(timed())
         return timed
+
+
+def _ways(made, tokens, gpu, seconds, rse):
+    """Rows of the ways to call a plan, as texts. Each is checked, then all are timed in turns.
+
+    Whole calls: until the device is done. On a GPU the host is free before that.
+    """
+    import torch
+
+    from tilewright.core.timing import TURNS, time_call, time_host
+
+    torch.compiler.reset()
+    calls = {"eager": made, "torch.compile": torch.compile(made, fullgraph=True)}
+    if gpu:
+        calls["torch.compile, reduce-overhead"] = torch.compile(made, fullgraph=True, mode="reduce-overhead")
+        calls["CUDA graph"] = _captured(made)
+    found, first = {}, {}
+    with torch.no_grad():
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            found[name] = tokens.checked(call, natural=True)
+            first[name] = time.perf_counter() - begin
+            if found[name].wrong:
+                raise ConfigError(f"{name}: {found[name].wrong}")
+        effort: Any = {"min_reps": REPETITIONS, "max_seconds": seconds / TURNS, "rse_target": rse}
+        times: dict[str, list[tuple[float, ...]]] = {name: [] for name in found}
+        for _ in range(TURNS):
+            for name, call in found.items():
+                times[name].append(time_host(call, **effort) if gpu else (time_call(call, **effort).p50_us,))
+    rows = []
+    for name, each in times.items():
+        us, *host = np.median(each, axis=0)
+        said = {"way to call": name, "us": f"{us:.1f}"} | ({"us of the host": f"{host[0]:.1f}"} if host else {})
+        rows.append(said | {"first call (s)": f"{first[name]:.2f}"})
+    return rows
+
+
+def _captured(made):
+    """``call(q, k, v)`` that captures a CUDA graph of the plan on these tensors, and replays it from then on."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    held: list[torch.Tensor] = []
+
+    def call(*given):
+        if not held:
+            made(*given)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                held.append(made(*given))
+        graph.replay()
+        return held[0]
+
+    return call
 
 
 @dataclass

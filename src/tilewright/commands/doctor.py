@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from tilewright.core import caches
 
@@ -20,13 +21,17 @@ OPTIONAL = {
 }
 
 
+# Of the plan whose call is timed.
+_TOKENS = 64
+
+
 def arguments(parser: ArgumentParser) -> None:
     """It has none."""
 
 
 def run() -> int:
     """Print the lines. Returns 1 where something does not work."""
-    lines = [*_versions(), *_device(), *_compilers(), *_caches(), *_optional()]
+    lines = [*_versions(), *_device(), *_called(), *_compilers(), *_caches(), *_optional()]
     for state, name, text in lines:
         print(f"{state:<5} {name:<12} {text}")
     return int(any(state == "bad" for state, *_ in lines))
@@ -98,6 +103,34 @@ def _device():
         known = ", ".join(_internals.KNOWN_TRITON)
         yield "slow", "launches", f"calls take 10 µs longer: expected triton {known}, found {release}"
     yield from _calibrated(gpu)
+
+
+def _called():
+    """What a call of a small plan costs."""
+    import numpy as np
+    import torch
+
+    from tilewright.attention import plan as planning
+    from tilewright.core.errors import TilewrightError
+    from tilewright.core.timing import time_call, time_host
+
+    gpu = torch.cuda.is_available()
+    at = np.arange(_TOKENS)
+    sizes: Any = {"heads": 1, "head_dim": 64, "dtype": torch.float16 if gpu else torch.float32}
+    try:
+        plan = planning.plan(abs(at[:, None] - at) < 8, **sizes, device="cuda" if gpu else "cpu")
+    except TilewrightError as error:
+        yield "bad", "call", str(error)
+        return
+    q = torch.randn(1, 1, _TOKENS, 64, device=plan.device).to(plan.dtype)
+    effort: Any = {"min_reps": 50, "max_seconds": 0.2, "rse_target": 0.02}
+    with torch.no_grad():
+        plan(q, q, q)
+        if gpu:
+            cost = f"{time_host(lambda: plan(q, q, q), **effort)[1]:.0f} µs of the host; a CUDA graph takes less"
+        else:
+            cost = f"{time_call(lambda: plan(q, q, q), **effort).p50_us:.0f} µs"
+    yield "ok", "call", f"{_TOKENS} tokens, 1 head, by {plan.schedule.runs}: {cost} (tilewright bench --ways)"
 
 
 def _why_no_gpu(torch):
