@@ -190,6 +190,13 @@ GIVEN = {
 }
 
 
+@pytest.fixture(autouse=True)
+def own_state():
+    """A page may turn gradients off, and draw."""
+    with torch.enable_grad(), torch.random.fork_rng():
+        yield
+
+
 def test_every_page_with_python_says_what_its_readers_give():
     with_python = {path for path in PAGES if any(block.kind == "python" for block in pages.blocks(path))}
     assert {*GIVEN} == with_python - {*TUTORIALS}
