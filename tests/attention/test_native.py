@@ -336,6 +336,24 @@ def test_autocast_and_inference():
     expected += 1
 
 
+@pytest.mark.parametrize("kind", ("random", "dense rows", "windows"))
+def test_as_on_a_gpu(kind):
+    """Masks of the type of the queries, with aligned rows."""
+    dense = patterns(kind, 36, 44, 3)
+    plan = made(dense, None, dtype=torch.bfloat16)
+    q, k, v = tensors(36, 44, 2, torch.bfloat16)
+    expected = reference.attention(q, k, v, torch.from_numpy(dense))
+    orders = {"row_order": plan.graph.row_order, "col_order": plan.graph.col_order}
+    for name, form in native.forms(plan.graph).items():
+        if form.products:
+            continue
+        run = native.prepare(name, plan.graph, heads=H, head_dim=D, dtype=torch.bfloat16, device="cpu", **orders)
+        run = run.moved(torch.device("cpu"))
+        assert run.mask is None or (run.mask.dtype == torch.bfloat16 and run.mask.stride(2) % 16 == 0)
+        assert reference.relative_error(run(q, k, v), expected) <= reference.TOLERANCE[torch.bfloat16], name
+        assert not run.differentiates
+
+
 def test_masks_too_large_are_left_to_tiles():
     form = native.forms(graph.from_pattern(patterns("random", 36, 44, 3)))["masked"]
     options = {"device": "cpu", "heads": 6, "dtype": torch.float32}

@@ -10,10 +10,9 @@ A *form* is a way of torch's dense kernel to compute a pattern:
 They are timed beside the tiles (`times`), chosen by `schedule.choose`, and executed as `backends.Executor` describes.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,10 +29,10 @@ from tilewright.attention.schedule.record import choose
 from tilewright.attention.setting import Setting, setting
 from tilewright.attention.units import Units
 from tilewright.core import timing
-from tilewright.core._internals import attention_gradients, attention_with_lse, use_threads
+from tilewright.core._internals import attention_gradients, attention_with_lse
 from tilewright.core.errors import PatternError
 from tilewright.devices import qkv
-from tilewright.devices.cpu.workers import in_any_state
+from tilewright.devices.cpu.workers import in_any_state, on_one_core
 from tilewright.torch_attention import ALIGNED, patterns
 
 if TYPE_CHECKING:
@@ -342,10 +341,12 @@ class Executor:
     masks: ItemMasks | None = None
     mask: Tensor | None = None
     on_gpu: bool = False
-    # Whether tensors are like those of the last call, which were checked.
-    _like: Callable[..., bool] = field(default=lambda *_: False, repr=False)
-    # Sizes of batches and strides of results that lie as `qkv.empty` makes them.
-    _promised: set = field(default_factory=set, repr=False)
+    # Whether tensors are like those of the last call, which were checked, and the call of such.
+    _known: tuple[Callable, Callable] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """No call is known."""
+        self._known = (lambda *_: False), self._check
 
     @property
     def launches(self) -> Sequence[str]:
@@ -394,11 +395,13 @@ class Executor:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned."""
+        like, call = self._known
         # To compare layouts takes a tenth of the time of the checks, which is a third of that of a small call.
-        if not self._like(q, k, v):
+        if not like(q, k, v):
             self._check(q, k, v)
-            self._like = qkv.same_layout(q, k, v)
-        return self._attend(q, k, v)
+            call = self._prepared(len(q))
+            self._known = qkv.same_layout(q, k, v), call
+        return call(q, k, v)
 
     def _check(self, q, k, v):
         sizes: dict[str, Any] = {"heads": self.heads, "head_dim": self.head_dim, "dtype": self.dtype}
@@ -406,39 +409,29 @@ class Executor:
         if self.units is not None:
             self.units.check(len(q))
 
-    @in_any_state
-    def _attend(self, q, k, v):
-        if self.on_gpu and torch.is_autocast_enabled(self.device.type):
-            with torch.autocast(self.device.type, enabled=False):
-                return self._attend(q, k, v)
-        batch = q.shape[0]
-        # Without a context, which takes twice the time of what it does.
-        threads = torch.get_num_threads() if batch * self._operations < _ALONE else 1
-        if threads > 1:
-            use_threads(1)
-        try:
-            given = self._taken(q, self.queries), self._taken(k, self.keys), self._taken(v, self.keys)
-            if self.products:
-                out = _by_products(*given, self.scale)
-            else:
-                mask = None if self.mask is None else self._of_batch(batch)
-                out = F.scaled_dot_product_attention(*given, attn_mask=mask, scale=self.scale)
-            if self.windows > 1 or self.queries is not None:
-                out = self._returned(out, q)
-        finally:
-            if threads > 1:
-                use_threads(threads)
-        # To ask whether it is contiguous takes a microsecond.
-        if (batch, out.stride()) not in self._promised:
-            if not out.transpose(1, 2).is_contiguous():
-                return qkv.empty(out, self.shape[0]).copy_(out)
-            self._promised.add((batch, out.stride()))
-        return qkv.own(out)
+    def _prepared(self, batch):
+        """``callable(q, k, v)``: a call for a batch of this size, of tensors that were checked and have one layout."""
+        given: dict[str, Any] = {"scale": self.scale} | ({} if self.products else {"attn_mask": self._of_batch(batch)})
+        kernel: Any = _by_products if self.products else F.scaled_dot_product_attention
+        attend = partial(kernel, **given)
+        keys, in_place = self.keys, self.windows == 1 and self.queries is None
+        promised: set[tuple[int, ...]] = set()
 
-    @cached_property
-    def _operations(self):
-        """Of a call for one image; more than there can be of a small one where no call runs on one core."""
-        return math.inf if self.on_gpu else 4 * self.executed * self.heads * self.head_dim
+        def run(q, k, v):
+            if in_place:
+                out = attend(q, k, v) if keys is None else attend(q, k.index_select(2, keys), v.index_select(2, keys))
+            else:
+                taken = self._taken(q, self.queries), self._taken(k, keys), self._taken(v, keys)
+                out = self._returned(attend(*taken), q)
+            # To ask whether it is contiguous takes a microsecond.
+            if out.stride() not in promised:
+                if not out.transpose(1, 2).is_contiguous():
+                    return qkv.empty(out, self.shape[0]).copy_(out)
+                promised.add(out.stride())
+            return qkv.own(out)
+
+        small = not self.on_gpu and 4 * batch * self.executed * self.heads * self.head_dim < _ALONE
+        return in_any_state(partial(on_one_core, run) if small else run, self.device.type)
 
     def _of_batch(self, batch):
         """The mask for a `batch`: windows of an image follow one another."""

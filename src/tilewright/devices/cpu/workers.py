@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from threading import Barrier, Lock
+from typing import Any
 
 import torch
 
@@ -70,18 +71,30 @@ def alone() -> Iterator[None]:
         use_threads(threads)
 
 
-def in_any_state(call: Callable) -> Callable:
+def on_one_core(call: Callable, *args: Any) -> Any:
+    """``call(*args)`` `alone`, without a context, which takes longer than a small call of torch's."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return call(*args)
+    use_threads(1)
+    try:
+        return call(*args)
+    finally:
+        use_threads(threads)
+
+
+def in_any_state(call: Callable, device: str = "cpu") -> Callable:
     """`call`, which may share its operators among the cores, changed to do the same under autocast and in forks.
 
-    Under autocast torch would compute in fewer bits than the tensors have. The helper threads of torch do not exist in
-    a forked process, where an operator would wait for them forever: it runs on one core.
+    device: of its tensors. Under autocast torch would compute in fewer bits than the tensors have. The helper threads
+    of torch do not exist in a forked process, where an operator would wait for them forever: it runs on one core.
     """
 
     @wraps(call)
     def safe(*args, **kwargs):
-        if not _forked and not torch.is_autocast_enabled("cpu"):
+        if not _forked and not torch.is_autocast_enabled(device):
             return call(*args, **kwargs)
-        with torch.autocast("cpu", enabled=False), alone() if _forked else nullcontext():
+        with torch.autocast(device, enabled=False), alone() if _forked else nullcontext():
             return call(*args, **kwargs)
 
     return safe
