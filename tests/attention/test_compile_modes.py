@@ -167,3 +167,21 @@ def test_a_compiled_plan_refuses_other_tensors_in_one_line():
             with pytest.raises(Exception, match=r"q: expected (shape|dtype)") as error:
                 compiled(*wrong)
             assert "PatternError" in repr(error.value) or isinstance(error.value, tw.TilewrightError)
+
+
+def test_compiled_code_calls_what_runs_without_the_dispatcher():
+    from torch._inductor.utils import run_and_get_code
+
+    plan, given = planned(), tensors(0)
+    with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
+        found, codes = run_and_get_code(torch.compile(plan, fullgraph=True), *given)
+        close(found, plan(*given))
+    assert "= torch.ops.tilewright.attend_direct(" in codes[0]
+    # Other compilers, and whoever runs a graph by its nodes, call the operator.
+    graphs = []
+    torch.compiler.reset()
+    with torch.no_grad():
+        torch.compile(plan, backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True)(*given)
+    assert torch.ops.tilewright.attend in {
+        getattr(node.target, "overloadpacket", node.target) for node in graphs[0].graph.nodes
+    }
