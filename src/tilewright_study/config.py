@@ -107,16 +107,12 @@ class Figures(Section, frozen=True):
     pattern_tiles: tiles of the blocks that are drawn
     fill_workloads: workloads whose fill is shown by order and tile
     fill_tiles: tiles whose fill is shown; they need not be profiled
-    gantt_workload: the workload whose schedule is drawn lane by lane; null draws none
-    gantt_order: the order of that schedule
     """
 
     pattern_workloads: tuple[str, ...]
     pattern_tiles: tuple[str, ...]
     fill_workloads: tuple[str, ...]
     fill_tiles: tuple[str, ...]
-    gantt_workload: str | None
-    gantt_order: str
 
     def check(self, config):
         """Raise `ConfigError` for unknown names."""
@@ -124,9 +120,6 @@ class Figures(Section, frozen=True):
         _workloads("figures.fill_workloads", self.fill_workloads, config.models)
         _tiles("figures.pattern_tiles", self.pattern_tiles)
         _tiles("figures.fill_tiles", self.fill_tiles)
-        if self.gantt_workload is not None:
-            sections.known("figures.gantt_workload", "workload", (self.gantt_workload,), config.workloads)
-        sections.known("figures.gantt_order", "order", (self.gantt_order,), config.orders)
 
 
 class Shared(Section, frozen=True, kw_only=True):

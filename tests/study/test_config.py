@@ -123,8 +123,6 @@ def test_default_study_loads():
         ("figures/pattern_tiles", ["3x3"], "figures.pattern_tiles: tile '3x3'"),
         ("figures/fill_workloads", ["vil"], "figures.fill_workloads: unknown workload 'vil'"),
         ("figures/fill_tiles", ["3x3"], "figures.fill_tiles: tile '3x3'"),
-        ("figures/gantt_workload", "vil-tiny-512-s1", "figures.gantt_workload: unknown workload"),
-        ("figures/gantt_order", "hilbert", "figures.gantt_order: unknown order 'hilbert'"),
         ("region_rows", 32, "region_rows: expected at least 64, found 32"),
         ("split_keys", 0, "split_keys: expected at least 1"),
         ("schedule/rounds", 0, "schedule.rounds: expected at least 1"),

@@ -10,7 +10,6 @@ import matplotlib.colors
 import numpy as np
 import pandas as pd
 import pytest
-from msgspec import structs
 
 from helpers import synthetic
 from helpers.checkout import ALL, merged
@@ -66,12 +65,8 @@ SMALL = {
         "pattern_tiles": ["8x1", "16x16"],
         "fill_workloads": ["vil-tiny-224-s1"],
         "fill_tiles": ["8x1", "16x16"],
-        "gantt_workload": "vil-tiny-224-s1",
-        "gantt_order": "ic",
     },
 }
-# What they would show of a CPU says nothing.
-ON_A_GPU = {"dispatch", "video_clips"}
 BLANK = ("vil-tiny-224-s1", "rcm")
 PEERS = (("sdpa_dense", 90, "none"), ("flex", 75, "none"), ("flex", 60, "window"), ("sdpa_mask", None, "none"))
 
@@ -100,16 +95,11 @@ def study(tmp_path_factory):
 FIGURES = {}
 
 
-def needs(name, study):
-    """Files of a figure, on a GPU where it is of none else."""
-    return figures.needs(name, structs.replace(study, device="cuda") if name in ON_A_GPU else study)
-
-
 def drawn(name, study, inputs=None):
     """The figure `name`; that of the whole study is drawn once for all tests, none of which changes it."""
     if inputs is None:
         if name not in FIGURES:
-            FIGURES[name] = drawn(name, study, needs(name, study))
+            FIGURES[name] = drawn(name, study, figures.needs(name, study))
         return FIGURES[name]
     with _style.context():
         return figures.member(name).draw(inputs)
@@ -137,11 +127,10 @@ def heights(axes):
 
 def test_a_recorded_study_shows_what_its_rows_hold():
     shown, _ = figures.selected(configured(recorded="expected/h200"))
-    assert set(figures.NAMES) - set(shown) == {"gantt", "scene", *ON_A_GPU}  # Schedules and pictures are not recorded.
+    assert set(figures.NAMES) - set(shown) == {"scene"}  # Pictures are not recorded.
     assert set(tables.NAMES) - set(figures.selected(configured(recorded="expected/h200"))[1]) == {"solvers"}
-    shown = tuple(name for name in figures.NAMES if name not in ON_A_GPU)
-    assert figures.selected(configured()) == (shown, tables.NAMES)
-    assert figures.selected(configured(device="cuda")) == (figures.NAMES, tables.NAMES)
+    for device in ("cpu", "cuda"):
+        assert figures.selected(configured(device=device)) == (figures.NAMES, tables.NAMES)
 
 
 def test_the_fastest_peer_is_named_with_its_order(study, tmp_path):
@@ -174,7 +163,7 @@ def test_a_peer_that_ran_in_one_order_is_not_missing(study, tmp_path):
 )
 def test_a_figure_is_written_the_same_twice(name, suffix, study, tmp_path):
     paths = [tmp_path / "a" / f"{name}.{suffix}", tmp_path / "b" / f"{name}.{suffix}"]
-    figures.draw(name, needs(name, study), paths[:1])
+    figures.draw(name, figures.needs(name, study), paths[:1])
     figure = drawn(name, study)
     with _style.context():
         _style.settle(figure)
@@ -219,7 +208,7 @@ def test_an_experiments_folder_holds_the_tables_and_figures_that_it_names(name):
 
 @pytest.mark.parametrize("name", figures.NAMES)
 def test_a_figure_needs_only_what_the_rules_make(name, study):
-    wanted = needs(name, study)
+    wanted = figures.needs(name, study)
     assert len(set(wanted)) == len(wanted) > 0
     assert all(Path(path).is_file() for path in wanted)
 
@@ -239,7 +228,7 @@ def test_what_a_study_leaves_out_is_not_selected():
         figures={**SMALL["figures"], "pattern_workloads": [], "fill_workloads": []},
     )
     assert figures.selected(less) == (
-        ("latency_vil", "speedup", "prediction", "gantt"),
+        ("latency_vil", "speedup", "prediction"),
         ("latency", "speedup", "prediction", "solvers", "claims"),
     )
 
@@ -247,7 +236,7 @@ def test_what_a_study_leaves_out_is_not_selected():
 def test_a_study_of_pruned_networks_alone_shows_nothing_else():
     less = configured(experiments=["ragged", "pruned"])
     assert figures.selected(less) == (
-        ("ragged_kernel", "pruned", "pruned_ratio"),
+        ("ragged_kernel", "pruned"),
         ("ragged", "pruned", "claims"),
     )
 
@@ -448,16 +437,11 @@ def test_plans_of_networks_are_compared_with_their_own(study, tmp_path):
     ends = table("end_to_end", study, inputs).set_index(["network", "attention"])
     assert len(ends) == 3
     assert ends.loc[("vil-tiny-224", "tilewright"), ["compiled_us", "compiled_gpu_us"]].tolist() == [5, 1]
-    figure = drawn("network_plans", study, inputs)
-    (axes,) = figure.axes
-    marks = [line for line in axes.lines if line.get_marker() in ("o", "D")]
-    assert sorted(float(line.get_ydata()[0]) for line in marks) == pytest.approx([10 / 13, 10 / 12, 10 / 11, 1])
-    assert "logits differ" in texts(figure)
 
 
-def test_a_study_without_other_plans_has_no_figure_of_them():
+def test_a_study_without_other_plans_has_no_table_of_them():
     without = configured(networks={**SMALL["networks"], "plans": []})
-    assert figures.needs("network_plans", without) == tables.needs("network_plans", without) == []
+    assert tables.needs("network_plans", without) == []
 
 
 def test_a_network_that_was_wrong_is_a_check_that_failed(study, tmp_path):
@@ -550,18 +534,6 @@ def test_prediction_states_the_median_error(study):
     assert medians == pytest.approx([10] * 6)
     frame = table("prediction", study)
     assert frame["error"].to_numpy() == pytest.approx(0.1)
-
-
-def test_gantt_bars_are_the_items_of_the_schedule(study):
-    plan = schedule.load("results/schedules/vil-tiny-224-s1/ic/mixed.highs.json")
-    axes = drawn("gantt", study).axes[-1]
-    launch = matplotlib.colors.to_rgba(_style.INK)
-    items = [bar for bar in axes.patches if bar.get_facecolor() != launch]
-    assert sorted(bar.get_x() for bar in items) == pytest.approx(sorted(plan.start_us / 1e3))
-    assert max(bar.get_x() + bar.get_width() for bar in items) <= plan.predicted_us / 1e3 * 1.5
-    assert f"{plan.predicted_us / 1e3:.3f} ms predicted, {plan.n_items:,} items" in axes.get_title("left")
-    waits = [bar.get_width() for bar in axes.patches if bar.get_facecolor() == launch and bar.get_width() > 0]
-    assert min(waits) == pytest.approx(8.0 / 1e3)
 
 
 def test_reorder_times_are_drawn_as_measured(study):
@@ -704,7 +676,7 @@ def test_a_missing_input_is_named(study):
         drawn("speedup", study, ["gone.csv"])
 
 
-@pytest.mark.parametrize("name", ["speedup", "end_to_end", "heatmap", "fill", "gantt", "pattern_vil", "reorder_time"])
+@pytest.mark.parametrize("name", ["speedup", "end_to_end", "heatmap", "fill", "pattern_vil", "reorder_time"])
 def test_an_input_of_another_stage_is_refused(name, study):
     foreign = "results/logs/orders/times.csv" if name != "reorder_time" else "results/logs/heatmap/224.csv"
     with pytest.raises(ArtifactError, match=r"(times|224)\.csv: expected .*, found (orders|heatmap)"):
@@ -736,8 +708,8 @@ def test_rows_of_another_version_are_refused(study, tmp_path):
 def test_a_damaged_file_is_refused(content, suffix, study, tmp_path):
     path = tmp_path / f"x{suffix}"
     path.write_bytes(content)
-    with pytest.raises(ArtifactError, match=f"x{suffix}: expected (schedule or profile), found"):
-        drawn("gantt", study, [path])
+    with pytest.raises(ArtifactError, match=f"x{suffix}: expected (graph or blocks), found"):
+        drawn("pattern_vil", study, [path])
 
 
 def test_text_where_a_number_belongs_is_refused(study, tmp_path):
@@ -789,13 +761,6 @@ def test_blocks_of_another_graph_are_refused(study):
         drawn("pattern_vil", study, inputs)
 
 
-def test_a_schedule_without_its_profiles_is_refused(study):
-    place = "vil-tiny-224-s1/ic"
-    inputs = [f"results/schedules/{place}/mixed.greedy.json", f"results/profiling/{place}/8x1.json"]
-    with pytest.raises(ArtifactError, match=r"mixed.greedy.json: expected the profiles of its tiles .* \['16x16'\]"):
-        drawn("gantt", study, inputs)
-
-
 @pytest.mark.parametrize(("column", "value"), [("relation", "<"), ("id", "luck:vil")])
 def test_a_claim_that_cannot_be_judged_is_refused(column, value, study, tmp_path):
     claim = {"id": "speedup:vil", "experiments": "attention", "claim": "x", "relation": ">=", "expected": 1}
@@ -828,7 +793,7 @@ def test_a_failed_write_leaves_what_was_there(study, tmp_path, monkeypatch):
 def test_the_command_writes_what_it_is_asked_for(script, flag, name, outputs, study, tmp_path):
     command = [ROOT / "workflow" / "scripts" / f"{script}.py", flag, name, "--inputs"]
     paths = [tmp_path / output for output in outputs]
-    assert run_script(*command, *needs(name, study), "--outputs", *paths).returncode == 0
+    assert run_script(*command, *figures.needs(name, study), "--outputs", *paths).returncode == 0
     assert all(path.stat().st_size > 100 for path in paths)
     failed = run_script(*command, "gone.csv", "--outputs", *paths)
     assert failed.returncode == 2
@@ -898,21 +863,6 @@ def test_the_figure_of_pruned_networks_has_a_line_for_each_strategy_and_mode(stu
     assert "lengths differ" in texts(figure) and "FlashAttention varlen" in texts(figure)
 
 
-def test_what_is_gained_is_shown_over_what_is_kept(study, tmp_path):
-    assert figures.needs("pruned_ratio", study) == ["results/logs/pruned/deit-small-224-threshold_l2.csv"]
-    assert figures.needs("pruned_ratio", configured(pruned={"settings": {}})) == []
-    figure = drawn("pruned_ratio", study)
-    (panel,) = (axes for axes in figure.axes if axes.get_title())
-    lines = {line.get_label(): (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in panel.lines}
-    kept, over = lines["Tilewright, packed"]
-    assert kept == pytest.approx([100 * 70 / 197, 100 * 100 / 197]) and over == pytest.approx([2.4, 2.4])
-    # Those of several images keep other numbers.
-    assert "gathered, dense" not in lines and "batch 16" in panel.get_title() and "CUDA graphs" in texts(figure)
-    rows = [synthetic.pruned_row("deit-tiny-224-evit", "", "padded", "eager", 1)]
-    synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
-    assert "kernel by kernel" in texts(drawn("pruned_ratio", study, [tmp_path / "p.csv"]))
-
-
 def test_the_figure_of_packed_attention_shows_times_and_ratios(study, tmp_path):
     left, right = drawn("ragged_kernel", study).axes[2:4]
     times, ratios = ({line.get_label(): line.get_ydata().tolist() for line in axes.lines} for axes in (left, right))
@@ -922,15 +872,6 @@ def test_the_figure_of_packed_attention_shows_times_and_ratios(study, tmp_path):
         tmp_path / "r.csv", synthetic.RAGGED, [synthetic.ragged_row(1, 64, "5-9", 1, "tilewright", 3.0)]
     )
     assert "Blank" not in texts(drawn("ragged_kernel", study, [tmp_path / "r.csv"]))
-
-
-def test_the_dispatch_floor_has_a_bar_for_each_call(study, tmp_path):
-    axes = drawn("dispatch", study).axes[0]
-    bars = {label.get_text(): bar.get_width() for label, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)}
-    assert bars["Tilewright, pack"] == 5.2 and bars["FlashAttention varlen, attend"] == pytest.approx(5 + 4.8)
-    rows = [synthetic.ragged_row(1, 64, "5-9", 1, "tilewright", 3.0, host_us="")]
-    synthetic.write_csv(tmp_path / "r.csv", synthetic.RAGGED, rows)
-    assert "no dispatch apart" in texts(drawn("dispatch", study, [tmp_path / "r.csv"]))
 
 
 def test_every_contender_has_a_label_and_a_colour():
@@ -970,12 +911,10 @@ def test_a_contender_that_says_nothing_of_itself_is_drawn_under_its_name(study, 
     shown = {text.get_text(): line.get_color() for text, line in zip(legend.texts, legend.get_lines(), strict=True)}
     assert {"Tilewright", "FlexAttention", "newcomer", "other"} < set(shown)
     assert len(set(shown.values())) == len(shown)
-    assert "newcomer" in texts(drawn("dispatch", study, [tmp_path / "r.csv"]))
     rows = [synthetic.pruned_row("deit-tiny-224-evit", "", name, "eager", 1) for name in ("padded", "ragged")]
     rows += [synthetic.pruned_row("deit-tiny-224-evit", "", "padded", "eager", 1) | {"batching": "newcomer"}]
     synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
-    for name in ("pruned", "pruned_ratio"):
-        assert "newcomer" in texts(drawn(name, study, [tmp_path / "p.csv"]))
+    assert "newcomer" in texts(drawn("pruned", study, [tmp_path / "p.csv"]))
     rows = [synthetic.network_row("vil-tiny-224", name, 1) for name in ("native", "tilewright")]
     rows += [synthetic.network_row("vil-tiny-224", "native", 1) | {"attention": "newcomer"}]
     synthetic.write_csv(tmp_path / "n.csv", synthetic.NETWORK, rows)
@@ -1015,7 +954,7 @@ def marks(axes):
 @pytest.mark.parametrize("name", figures.NAMES)
 def test_no_two_bars_or_marks_of_a_figure_share_a_place(name, study):
     """Drawn of all rows of the kinds that it needs, among them sets of tiles that it does not show."""
-    needed = needs(name, study)
+    needed = figures.needs(name, study)
     logs = {path.split("/")[2] for path in needed if path.startswith("results/logs/") and path.endswith(".csv")}
     more = [str(path) for kind in logs for path in Path("results/logs", kind).rglob("*.csv")]
     figure = drawn(name, study, list(dict.fromkeys([*needed, *more])))

@@ -88,8 +88,6 @@ KEYS = {
     "figures.pattern_tiles": (["16x1"], {"figure"}),
     "figures.fill_workloads": (["regionvit-tiny-64-s1"], {"figure"}),
     "figures.fill_tiles": (["16x16", "16x1"], {"figure"}),
-    "figures.gantt_workload": ("regionvit-tiny-64-s1", {"figure"}),
-    "figures.gantt_order": ("none", {"figure"}),
     "training.minutes": ({"plain": 0.04}, {"train"}),
     "training.size": (96, {"train"}),
     "training.batch": (5, {"train"}),
@@ -332,7 +330,7 @@ def test_a_package_of_another_checkout_is_refused(folder, tmp_path):
 
 def test_a_mask_that_was_deleted_is_missed(tmp_path):
     change = {"workloads": ["file-mine"], "models": {"file-mine": {"path": "mine.npy"}}}
-    change |= {"figures": {"gantt_workload": "file-mine"}, "experiments": ["attention"]}
+    change |= {"figures": {"pattern_workloads": [], "fill_workloads": []}, "experiments": ["attention"]}
     study = overlay(tmp_path / "mine.yaml", change)
     for made in ("results/graphs/file-mine.npz", "results/graphs/file-mine/none.npz"):
         (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
@@ -348,7 +346,7 @@ def test_recorded_rows_that_are_not_there_are_missed(tmp_path):
     figure.parent.mkdir()
     figure.write_text("old")
     change = {"recorded": "expected/paper/none", "device": "cuda"}
-    change["figures"] = {"pattern_workloads": [], "fill_workloads": [], "gantt_workload": None}
+    change["figures"] = {"pattern_workloads": [], "fill_workloads": []}
     study = overlay(tmp_path / "change.yaml", change)
     status, printed = dry_run(tmp_path, "figures/latency_vil.svg", "--cores", "2", "--configfile", study)
     assert status != 0 and "found none in expected/paper/none" in printed

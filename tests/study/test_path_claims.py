@@ -6,7 +6,7 @@ import pytest
 
 from helpers import synthetic
 from helpers.checkout import ROOT
-from tilewright_study.experiments.paths import figure_path_families, figure_path_front, table_paths
+from tilewright_study.experiments.paths import figure_path_families, table_paths
 from tilewright_study.tables import _select, claims
 
 B2, PLAIN = "segformer-b2-64.sampled", "segformer-b2-64.plain"
@@ -130,14 +130,6 @@ def test_one_static_network_is_no_front(name, tmp_path):
 )
 def test_claims_about_networks_without_rows_are_left_out(name, tmp_path):
     assert judged(tmp_path, static() + sampled(), name) is None
-
-
-def test_static_networks_stand_beside_the_paths_of_others_that_are_like_them(tmp_path):
-    rows = [*static("plain"), *sampled(), row("segformer-b3-32.plain", 160, 0.9, 0.9)]
-    synthetic.write_csv(tmp_path / "paths.csv", "paths", rows)
-    panels = figure_path_front.draw([tmp_path / "paths.csv"]).axes[1::2]
-    shown = [[text.get_text() for text in axes.texts] for axes in panels]
-    assert shown == [["b1", "b2"], ["b0", "b2"], ["b0", "b1"], ["b0", "b1", "b2"], [], []]
 
 
 @pytest.mark.parametrize(

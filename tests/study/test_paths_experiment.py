@@ -18,8 +18,8 @@ from tilewright.paths import block_sets, latency
 from tilewright.paths import table as look_up
 from tilewright_study import config, experiments, figures
 from tilewright_study.experiments import paths as of_paths
-from tilewright_study.experiments.paths import figure_path_prediction, table_path_layers, table_paths
 from tilewright_study.experiments.paths import run as _paths
+from tilewright_study.experiments.paths import table_path_layers, table_paths
 from tilewright_study.experiments.stream import run as _stream
 from tilewright_study.experiments.stream import table_stream
 from tilewright_study.measure import effort
@@ -134,13 +134,6 @@ def test_layers_add_up_to_the_products_of_the_full_path(rows):
     network = networks.create("segformer", variant="b0", image_size=64, num_classes=21)
     whole = layers.macs(layers.segformer(network.options, Path.full(network.options)))
     assert found["macs"].sum() == pytest.approx(whole / 1e6)
-
-
-def test_predictions_are_judged_on_paths_that_were_not_fitted_to(rows):
-    measured = table_paths.measured(rows[:1])
-    timed, seen = figure_path_prediction.held(measured, "time"), figure_path_prediction.held(measured, "loss")
-    assert set(timed["part"]) == {"seen", "proposed"} and set(seen["part"]) == {"proposed"} and len(timed) == 3
-    assert timed["error"].median() == pytest.approx(0.01) and seen["error"].median() == pytest.approx(0.5)
 
 
 def test_times_of_a_slower_moment_are_stated_as_of_the_first_one(monkeypatch):

@@ -20,7 +20,7 @@ from tilewright_study.tables import _origin, _quoted
 from tilewright_study.tables.claims import VERDICTS
 
 in_browser = pytest.mark.skipif(bool(browser.MISSING), reason=f"not found: {browser.MISSING}")
-SHOWN = ("speedup", "gantt"), ("claims", "speedup", "latency")
+SHOWN = ("speedup", "fill"), ("claims", "speedup", "latency")
 
 
 @pytest.fixture(scope="module")

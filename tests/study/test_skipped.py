@@ -17,8 +17,7 @@ from helpers.factories import make_profile
 from tilewright import devices, graph
 from tilewright.attention import blocks, profile, schedule
 from tilewright.core.errors import SolverError, SolverUnavailableError
-from tilewright_study.experiments.attention import figure_gantt, table_solvers
-from tilewright_study.figures import _style
+from tilewright_study.experiments.attention import table_solvers
 from tilewright_study.report import explorer
 from tilewright_study.stages import bench
 from tilewright_study.stages import schedule as stage
@@ -171,25 +170,6 @@ def test_the_table_of_solvers_shows_a_reason_and_no_numbers(skipped):
     assert frame.loc["greedy", "reason"] == "" and frame.loc["greedy", "gain"] == 0
     alone = table_solvers.table([Path(skipped[1])])
     assert alone["status"].tolist() == ["skipped"] and alone[numbers].isna().all(axis=None)
-
-
-@pytest.mark.parametrize("shown", [(0, 1), (1,)], ids=["beside-another", "alone"])
-def test_the_figure_of_schedules_names_it(skipped, shown):
-    with _style.context():
-        figure = figure_gantt.draw([*(Path(skipped[i]) for i in shown), *map(Path, files("profiling", "json"))])
-    words = " ".join(text.get_text().replace("\n", " ") for text in figure.texts)
-    assert len(figure.axes) == 1 and f"Gurobi was skipped: gurobi found no valid licence ({EXPIRED})" in words
-
-
-def test_schedules_that_are_the_same_are_drawn_once(skipped):
-    made, again = Path(skipped[0]), Path(skipped[0]).with_name("mixed.descent.json")
-    plan = schedule.read(made)
-    schedule.save(again, replace(plan, solver="descent"))
-    with _style.context():
-        figure = figure_gantt.draw([made, again, *map(Path, files("profiling", "json"))])
-    (axes,) = figure.axes
-    names = [_style.SOLVER_NAMES.get(solver, solver) for solver in (plan.solver, "descent")]
-    assert axes.get_title(loc="left").startswith(", ".join(f"{name} (heuristic)" for name in names) + ": ")
 
 
 def test_the_tile_explorer_leaves_it_out_with_the_reason(skipped):

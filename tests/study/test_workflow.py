@@ -180,7 +180,7 @@ def test_recorded_logs_are_shown_without_their_device(study, checkout, tmp_path)
 def test_a_failed_rule_prints_the_end_of_its_log(tmp_path):
     (tmp_path / "mine.npy").write_bytes(b"not an array")
     broken = {"workloads": ["file-mine"], "models": {"file-mine": {"path": "mine.npy"}}}
-    change = {**broken, "figures": {"gantt_workload": "file-mine"}}
+    change = {**broken, "figures": {"pattern_workloads": [], "fill_workloads": []}}
     run = (*RUN, overlay(tmp_path / "change.yaml", change))
     done = snakemake(tmp_path, "results/graphs/file-mine.npz", *run, capture_output=True)
     assert done.returncode != 0

@@ -1,9 +1,8 @@
-"""What figures of video networks draw: attention maps with the keys that were chosen, and frames of sampled clips."""
+"""What figures of video networks draw: attention maps with the keys that were chosen."""
 
 import math
 
 import msgspec
-import numpy as np
 
 from tilewright import devices
 from tilewright.core import artifacts
@@ -18,8 +17,6 @@ PLANTED = (("local", 0.1), ("spatial", 0.2), ("temporal", 0.4), ("content", 0.2)
 HEADS, MASS, NOISE = 4, 0.9, 0.5
 # Queries of a group, and of a pool of the predictor.
 ROWS, POOL = 128, 32
-# Frames of a clip, and their height in pixels at most.
-FRAMES, HEIGHT = 5, 160
 
 
 def run(case, output, device, seed, stated):
@@ -27,17 +24,14 @@ def run(case, output, device, seed, stated):
 
     Maps are planted and, where the case has weights that are there, those of its network; ``maps.<source>.shares``
     float32 [heads, T, H, W] are the shares of a group's attention that keys get, ``.kept`` bool those that `predict`
-    lists, ``.group`` bool the queries. ``clips.<n>`` uint8 [frames, h, w, 3]: a clip as drawn, then one as each
-    attention samples it from the same noise. What is missing has its reason in the header. Raises `TilewrightError`.
+    lists, ``.group`` bool the queries. What is missing has its reason in the header. Raises `TilewrightError`.
     """
-    import torch
 
     from tilewright import networks
     from tilewright.masks import wan as pattern
     from tilewright.networks import wan
-    from tilewright_study.experiments.video import run as _video
     from tilewright_study.measure import weights as _weights
-    from tilewright_study.scenes import captured, clips, planted
+    from tilewright_study.scenes import captured, planted
 
     chosen = experiments.parse("video", settings(stated))
     devices.describe(device)
@@ -73,18 +67,7 @@ def run(case, output, device, seed, stated):
     arrays |= _maps(origin["maps"], found.q[:, taken], found.k[:, taken], grid)
     named = [f"layer {found.heads[at][0]}, head {found.heads[at][1]}" for at in taken]
     header["maps"][origin["maps"]] = named
-    if clean is None:
-        return _write(
-            output, arrays, header | {"reason": "the autoencoder of official weights is not part of the study"}
-        )
-    size = network.options.latents[1:]
-    rows = {"as drawn": clips.latents([seed], *size, split="test", device=place)[0]}
-    for label, attention in chosen.attention.items():
-        with torch.autocast(torch.device(place).type, torch.bfloat16, enabled=devices.facts(device).CUDA):
-            sampled = _video.exchanged(network, attention, chosen.sampler).sample(steps=chosen.sampler, seed=seed)
-        rows[label] = sampled.latents[0]
-    arrays |= {f"clips.{at}": _small(clips.frames(latent, FRAMES)) for at, latent in enumerate(rows.values())}
-    return _write(output, arrays, header | {"clips": list(rows), "sampler": chosen.sampler})
+    return _write(output, arrays, header)
 
 
 def _maps(source, q, k, grid):
@@ -110,12 +93,6 @@ def _maps(source, q, k, grid):
     queries[group * ROWS : (group + 1) * ROWS] = True
     named = {"shares": torch.stack(shares).float(), "kept": kept, "group": queries}
     return {f"maps.{source}.{what}": x[..., back].unflatten(-1, grid).cpu().numpy() for what, x in named.items()}
-
-
-def _small(frames):
-    """Frames [n, h, w, 3], each some-th pixel, so that they are no higher than `HEIGHT`."""
-    step = -(-frames.shape[1] // HEIGHT)
-    return np.ascontiguousarray(frames[:, ::step, ::step])
 
 
 def _write(output, arrays, header):

@@ -12,7 +12,7 @@ from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("accelerator",)
-FIGURES = ("accelerator",)
+FIGURES = ()
 
 SECTION = "accelerators"
 # Any host gives the same.

@@ -16,7 +16,7 @@ from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Flag, Number
 
 TABLES = ("latency", "speedup", "fill", "prediction", "solvers", "policy", "policy_summary")
-FIGURES = ("overview", "latency", "speedup", "pattern", "fill", "prediction", "gantt", "policy")
+FIGURES = ("overview", "latency", "speedup", "pattern", "fill", "prediction", "policy")
 
 # Its files lie beside those of the stages before, at results/logs/<graph>/…
 FOLDER = ""

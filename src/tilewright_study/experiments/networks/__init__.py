@@ -17,7 +17,7 @@ from tilewright_study.measure.rows import Count, Number
 APART = ("tilewright.attention.schedule.search",)
 
 TABLES = ("end_to_end", "network_plans")
-FIGURES = ("end_to_end", "network_plans")
+FIGURES = ("end_to_end",)
 
 
 class Settings(sections.Section, frozen=True):

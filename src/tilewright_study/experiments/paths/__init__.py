@@ -18,7 +18,7 @@ from tilewright_study.measure.rows import Count, Number
 from tilewright_study.scenes import backends
 
 TABLES = ("paths", "path_layers")
-FIGURES = ("path_front", "path_families", "path_skips", "path_prediction", "scene")
+FIGURES = ("path_families", "scene")
 
 # Where the rule `train` writes what it trains.
 TRAINED = "results/checkpoints/{}.safetensors"

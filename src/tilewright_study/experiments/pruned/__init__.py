@@ -12,7 +12,7 @@ from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("pruned",)
-FIGURES = ("pruned", "pruned_ratio")
+FIGURES = ("pruned",)
 
 FAMILY = "deit"
 

@@ -22,7 +22,7 @@ from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("push",)
-FIGURES = ("push_tiles", "push_live", "push_gantt")
+FIGURES = ("push_tiles",)
 
 # What is timed the rules of the files have timed.
 ON_HOST, TIMES = True, False

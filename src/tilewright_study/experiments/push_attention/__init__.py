@@ -9,7 +9,7 @@ from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("push_attention",)
-FIGURES = ("push_attention",)
+FIGURES = ()
 
 SECTION, Section = "push", push.Section
 # Cycles are counted, in a model.

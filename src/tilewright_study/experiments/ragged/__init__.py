@@ -10,7 +10,7 @@ from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Flag, Number
 
 TABLES = ("ragged",)
-FIGURES = ("ragged_kernel", "dispatch")
+FIGURES = ("ragged_kernel",)
 
 OURS = "tilewright"
 PROVIDERS = (OURS, *packed_baselines.NAMES)

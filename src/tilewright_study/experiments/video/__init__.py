@@ -15,7 +15,7 @@ from tilewright_study.measure import weights as _weights
 from tilewright_study.measure.rows import Count, Number
 
 TABLES = ("video",)
-FIGURES = ("video_step", "video_maps", "video_clips")
+FIGURES = ("video_step", "video_maps")
 
 MODES = ("eager", "compile")
 # Attentions that choose keys, and keep their lists from pass to pass where `every` is above 1.
