@@ -586,8 +586,8 @@ def write_video(root, config):
         write_pictures(root / path)
 
 
-def write_pictures(path, clips=True):
-    """Maps of two sources, and clips as drawn and as dense attention samples them."""
+def write_pictures(path):
+    """Maps of two sources."""
     drawn, grid = np.random.default_rng(0), (3, 4, 5)
     arrays, maps = {}, {"planted": ["local", "content"], "trained": ["layer 0, head 0"]}
     for source, heads in maps.items():
@@ -595,10 +595,7 @@ def write_pictures(path, clips=True):
         arrays |= {f"maps.{source}.shares": shares, f"maps.{source}.kept": shares > 0.7}
         arrays |= {f"maps.{source}.group": drawn.random(grid) > 0.5}
     header = {"device": DEVICE["name"], "mass": 0.9, "noise": 0.5, "grid": grid, "maps": maps, "network": "tiny"}
-    header |= {"weights": "9 steps", "reason": "" if clips else "no weights at tiny.safetensors"}
-    if clips:
-        header |= {"clips": ["as drawn", "dense"], "sampler": 4}
-        arrays |= {f"clips.{at}": drawn.integers(0, 255, (5, 8, 12, 3), np.uint8) for at in range(2)}
+    header |= {"weights": "9 steps", "reason": ""}
     artifacts.write_npz(path, video_pictures.KIND, video_pictures.VERSION, arrays, header)
 
 

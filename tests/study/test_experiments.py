@@ -240,7 +240,7 @@ needs = table_counted.needs
 def draw(inputs):
     """A bar for each word."""
     rows = table_counted.table(inputs)
-    figure = _style.figure(4, 3)
+    figure = _style.figure(3)
     axes = figure.subplots()
     axes.bar(rows["word"], rows["letters"])
     axes.set_title("Letters of words")

@@ -285,7 +285,7 @@ def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monk
     assert header["p50_us"] == sorted(header["p50_us"], reverse=True)
     assert header["miou"] == sorted(header["miou"], reverse=True)
     drawn = figures.member("scene").draw(["mine.npz"])
-    assert any("mIoU" in text.get_text() for text in drawn.findobj(lambda part: hasattr(part, "get_text")))
+    assert any("mean IoU" in text.get_text() for text in drawn.findobj(lambda part: hasattr(part, "get_text")))
     streamed = experiments.member("stream")
     settings = msgspec.structs.replace(
         streamed.settings(study, "mine"), frames=6, shown=3, scenes=2, shots=2, switches=2

@@ -218,18 +218,17 @@ def test_a_training_without_a_time_leaves_no_time(files):
     assert row["images_per_s"] != row["images_per_s"] and row["reason"] == "wrong" and row["front"] == ""
 
 
-def test_the_figure_says_how_many_images_were_named_otherwise(files):
+def test_the_figure_has_a_line_for_each_pruner(files):
     with _style.context():
         drawn = figures.member("pruned_accuracy").draw(files)
-    said = texts(drawn)
-    assert "Packed tokens name otherwise than padded ones: 6 of 6,000 images." in said
-    assert "trainings: 3, on 5,000 images" in said
+    assert "mean of 3 trainings" in texts(drawn)
     (axes,) = drawn.axes
-    lines = {tuple(line.get_xdata()): tuple(line.get_ydata()) for line in axes.lines if line.get_marker() == "o"}
-    # The network that keeps all and the better pruner.
-    (joined,) = [line for line in axes.lines if line.get_linestyle() == "--"]
-    assert [*joined.get_xdata()] == [1200, 2400] and [*joined.get_ydata()] == pytest.approx([90, 88])
-    assert lines[(2400.0,)] == pytest.approx((85,)) or lines[(2400.0,)] == pytest.approx((88,))
+    # The network that keeps all and the better pruner are on the front.
+    front = axes.lines[0]
+    assert [*front.get_xdata()] == [1200, 2400] and [*front.get_ydata()] == pytest.approx([90, 88])
+    marks = {line.get_label(): [*line.get_ydata()] for line in axes.lines if line.get_marker() in "oD^s"}
+    assert marks["EViT"] == pytest.approx([88])
+    assert drawn.legends[0].get_title().get_text() == "EViT loses 2.0 points of top-1 at 2.00 times the speed"
 
 
 @pytest.mark.parametrize(

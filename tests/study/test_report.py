@@ -119,7 +119,7 @@ def test_the_recorded_gpu_run_reports_its_own_claims(study, written):
 
 def test_a_figure_comes_with_caption_method_hardware_and_command(written):
     figure = re.search(r'<figure id="figure-speedup">.*?</figure>', written, re.DOTALL)[0]
-    assert "The headline plan of each workload" in figure
+    assert "How many times as fast as the fastest other attention" in figure
     assert re.search(
         r"Method</dt>\s*<dd>runs whose results were checked[^;]*: 14 files; values of the paper: 1 file", figure
     )
@@ -237,8 +237,8 @@ def test_a_schedule_without_its_inputs_is_refused(missing, message, study):
 
 
 def test_a_missing_figure_is_refused(study, tmp_path):
-    with pytest.raises(ArtifactError, match=r"figures/fill.svg: expected a text file, which cannot be read"):
-        write(tmp_path / "study.report.html", [], figure_files=["figures/fill.svg"])
+    with pytest.raises(ArtifactError, match=r"figures/policy.svg: expected a text file, which cannot be read"):
+        write(tmp_path / "study.report.html", [], figure_files=["figures/policy.svg"])
 
 
 def test_a_table_of_other_columns_is_refused(study, tmp_path):

@@ -229,21 +229,18 @@ def drawn(paths):
         return figure.draw(paths)
 
 
-def test_the_figure_shows_both_parts_with_the_line_of_equal_times(tmp_path):
+def test_the_figure_shows_both_parts_and_from_where_a_window_pays(tmp_path):
     grids = {16: {0.1: 0.8, 0.2: 0.5}, 32: {0.1: 1.6, 0.2: 0.9}, 64: {0.1: 12.0, 0.2: 2.0}, 128: {0.1: 30.0, 0.2: None}}
-    layer, block = drawn(written(tmp_path, grids)).axes[:2]
+    figure = drawn(written(tmp_path, grids))
+    layer, block = figure.axes[:2]
     words = [text.get_text() for text in layer.texts]
-    assert words[:4] == ["0.80", "1.60", "12.0", "30.0"] and words[-1] == "(a)"
-    assert "faster from 1,025 tokens at 10%, 4,097 at 20%" in layer.get_title(loc="left")
-    (contour,) = (part for part in layer.collections if hasattr(part, "levels"))
-    line = np.concatenate([path.vertices for path in contour.get_paths()])
-    # Between 257 and 1,025 tokens at 10 %, between 1,025 and 4,097 at 20 %.
-    assert 0 < line[line[:, 1] == 0][0, 0] < 1 and 1 < line[line[:, 1] == 1][0, 0] < 2
-    assert block.get_title(loc="left").startswith("whole block of ViT-B")
+    assert words == ["0.80", "1.60", "12.0", "30.0", "0.50", "0.90", "2.00"] and len(layer.patches) == 1
+    assert block.get_title(loc="left") == "whole block of ViT-B"
+    said = figure.legends[0].get_title().get_text()
+    assert said == "A window pays from 4,097 tokens on, whatever it keeps"
 
 
 @pytest.mark.parametrize("ratios", [{0.1: 0.5}, {0.1: 0.5, 0.2: None}, {0.1: None}], ids=["one", "blank", "none"])
-def test_a_figure_without_a_line_is_drawn(tmp_path, ratios):
-    axes = drawn(written(tmp_path, {16: ratios})).axes[0]
-    assert "none of these sizes" in axes.get_title(loc="left")
-    assert not [part for part in axes.collections if hasattr(part, "levels")]
+def test_a_window_that_does_not_pay_is_said_so(tmp_path, ratios):
+    figure = drawn(written(tmp_path, {16: ratios}))
+    assert figure.legends[0].get_title().get_text() == "A window pays at none of these sizes"

@@ -1,21 +1,23 @@
-"""Latency of attention by resolution and order: dense attention, greedy and ILP schedules.
+"""One attention layer by resolution and order: how many times as fast as dense attention, by greedy and by the program.
 
-Latency of one attention layer by resolution, as in the paper's figure. Above, milliseconds on this device: dense
-attention by its fastest kernel, and for each order the greedy (pale) and the ILP schedule (full); bars are p50,
-whiskers reach from p20 to p80, and each panel has its own scale. Below, the same bars as speed-ups over that dense
-attention; diamonds are the paper's speed-ups over its FlashAttention bar (A100, whole networks). Milliseconds of
-different devices do not compare; ratios do. The tokens stand in plan order, as inside a network, where the order is
-applied once per stage. DynamicViT's mask, all queries by the kept keys, is what training computes; the dashed line is
-what inference does, dense attention over the kept tokens alone.
+One attention layer by resolution, as in the paper's figure: how many times as fast as dense attention by its fastest
+kernel schedules are, for each order by greedy (pale), by integer programming with the published objective (hatched) and
+by Tilewright's integer program (full). Diamonds are the paper's speed-ups over its FlashAttention bar (A100, whole
+networks). The tokens stand in plan order, as inside a network, where the order is applied once per stage. DynamicViT's
+mask, all queries by the kept keys, is what training computes; the dashed line is what inference does, dense attention
+over the kept tokens alone.
 """
 
-from tilewright_study.baselines.sparse import DENSE
-from tilewright_study.figures import _style
+from tilewright_study.figures import _palette, _style
 from tilewright_study.tables import _read, _select
 
-# From the left, where they were run.
-_POLICY = {"greedy": "greedy", "published": "ILP, published objective", "ilp": "ILP"}
-_WIDTH = 0.76
+# From the top, where they were run.
+_POLICY = {"greedy": "greedy", "published": "ILP as published", "ilp": "ILP"}
+_WIDTH = 0.8
+# Resolutions that stand side by side.
+_MOST = 3
+_PAPER_MARK = {"marker": "D", "markersize": 5, "color": _style.PAPER, "markeredgecolor": "white", "linestyle": "none"}
+_INFERENCE_LINE = {"color": _style.PAPER, "linewidth": 1.2, "linestyle": "--"}
 
 
 def needs(config, family):
@@ -25,43 +27,46 @@ def needs(config, family):
 
 
 def draw(inputs, family):
-    """One column of two panels per workload of `family`, in order of resolution."""
+    """A panel for each of `_MOST` resolutions, those with most schedules; a row of bars for each order."""
     rows, paper = _read.frames(inputs, "attention", "paper_latency")
     rows = _read.bench(rows)
     rows = _compared(rows[(rows["family"] == family) & (rows["policy"] != "descent")])
+    plans = _read.plans(rows).dropna(subset="speedup")
+    if plans.empty:
+        return _style.nothing(f"{_style.layer_name(family)}: schedules over dense attention", rows["reason"])
+    counts = plans.groupby("model", sort=False).size()
+    columns = {model: label for model, label in _read.labels(rows).items() if counts.get(model) == counts.max()}
+    columns = dict(list(columns.items())[:_MOST])
+    rows, plans = (of[of["model"].isin(columns)] for of in (rows, plans))
     paper = _read.paper_speedups(paper)
     paper = paper[(paper["family"] == family) & paper["resolution"].isin(rows["resolution"])]
-    columns = _read.labels(rows)
-    orders = _style.sorted_orders(_read.plans(rows)["reorder"])
-    policies = [name for name in _POLICY if name in set(rows["policy"]) | set(paper["policy"])]
-    drawn = _style.figure(max(7.6, 3.4 * len(columns)), 6.4)
-    panels = drawn.subplots(2, len(columns), squeeze=False, height_ratios=[1.15, 1], sharex=True)
-    top = 1.15 * max(1.0, rows["speedup"].max(), paper["speedup"].max())
-    why = {}
-    for (above, below), (model, label) in zip(panels.T, columns.items(), strict=True):
-        here = rows[rows["model"] == model]
-        theirs = paper[paper["resolution"] == here["resolution"].iloc[0]]
+    orders = _palette.in_order(plans["reorder"], "orders")
+    policies = [name for name in _POLICY if name in set(plans["policy"])]
+    drawn = _style.figure(1.5 + len(orders) * (0.22 + 0.11 * len(policies)))
+    panels = drawn.subplots(1, len(columns), squeeze=False, sharey=True)[0]
+    for axes, (model, label) in zip(panels, columns.items(), strict=True):
+        here, own = rows[rows["model"] == model], plans[plans["model"] == model]
+        theirs = paper[(paper["resolution"] == here["resolution"].iloc[0]) & (paper["provider"] == "pipeline")]
+        theirs = theirs[theirs["reorder"].isin(orders) & theirs["policy"].isin(policies)]
+        _bars(axes, own, theirs, orders, policies)
+        inference = here.loc[here["provider"] == _select.INFERENCE, "p50_us"].min()
+        if inference > 0:
+            axes.axvline(own["dense_us"].iloc[0] / inference, **_INFERENCE_LINE)
+        axes.axvline(1, color=_palette.DENSE, linewidth=1)
         # Inference's form is of a part of the pattern.
-        whole = here[here["provider"] != _select.INFERENCE]
-        _latencies(above, here, orders, policies, why)
-        _speedups(below, here, theirs, orders, policies, top)
-        above.set_title(f"{label}\n{whole['tokens'].max():,.0f} tokens, density {whole['density'].max():.3f}")
-        below.set_xticks(range(-1, len(orders)), ["dense", *map(_style.order_name, orders)])
-    panels[0, 0].set_ylabel("latency, p50 (ms)")
-    panels[1, 0].set_ylabel("× dense, same device")
-    title = f"{_style.layer_name(family)}: latency of one attention layer"
-    _style.head(drawn, title, _handles(rows, len(paper) > 0))
-    tiles = " + ".join(sorted(set(_read.plans(rows)["tiles"])))
-    device = _read.devices(rows)
-    _style.notes(
-        drawn,
-        [
-            f"Ours: {device}; tile set {tiles or 'none'}; tokens in plan order, whiskers p20 to p80; "
-            f"each panel above has its own scale. Dense: the fastest kernel ({_style.dense_names(rows)}). "
-            "Paper: A100, whole networks, speed-up over its FlashAttention bar.",
-            *(f"× {_style.listed(names, 12)}: {reason}." for reason, names in why.items()),
-        ],
-    )
+        tokens = here.loc[here["provider"] != _select.INFERENCE, "tokens"].max()
+        label = f"{here['resolution'].iloc[0]:.0f} px" if here["resolution"].iloc[0] > 0 else label
+        axes.set_title(f"{label}, {tokens:,.0f} tokens\ndense: {_style.duration(own['dense_us'].iloc[0])}", loc="left")
+        axes.set_xlim(0, 1.35 * max(1, own["speedup"].max(), theirs["speedup"].max()))
+        axes.set(xlabel="× dense, same device")
+        axes.grid(axis="y", visible=False)
+        axes.tick_params(axis="y", length=0)
+    panels[0].set_yticks(range(len(orders)), map(_style.order_name, orders))
+    panels[0].set_ylim(len(orders) - 0.5, -0.5)
+    best = plans.groupby("model")["speedup"].max()
+    finding = f"{_style.layer_name(family)}: {_style.times(best)} times as fast as dense attention"
+    _style.head(drawn, finding, _handles(rows, policies, len(paper) > 0))
+    _style.notes(drawn, f"One layer, {_read.devices(rows)}; dense by {_style.dense_names(rows)}.")
     return drawn
 
 
@@ -81,109 +86,42 @@ def _compared(rows):
 
 
 def bar_at(orders, order, policy, policies=("greedy", "ilp")):
-    """Where the bar of a plan stands: about its order's tick, greedy to the left, ILP to the right."""
+    """Where the bar of a plan stands: about its order's tick, greedy above, ILP below."""
     return orders.index(order) + ((policies.index(policy) + 0.5) / len(policies) - 0.5) * _WIDTH
 
 
-def _latencies(axes, rows, orders, policies, why):
-    """Bars of p50 with whiskers; collects in `why` which bars are missing under each reason."""
-    width = _WIDTH / len(policies)
-    for row in _shown(rows).itertuples():
-        dense = row.provider in DENSE
-        x = -1 if dense else bar_at(orders, row.reorder, row.policy, policies)
-        name = "dense" if dense else f"{_style.order_name(row.reorder)} + {_POLICY[row.policy]}"
-        if row.status != "ok":
-            axes.text(x, 0, "×", ha="center", va="bottom", color=_style.PAPER, fontsize=11)
-            why.setdefault(f"{row.status}, {row.reason}", []).append(f"{row.model} {name}")
-            continue
-        p20, p50, p80 = row.p20_us / 1e3, row.p50_us / 1e3, row.p80_us / 1e3
-        axes.bar(x, p50, width, **_bar_style(row, orders))
-        axes.errorbar(x, p50, [[max(0, p50 - p20)], [max(0, p80 - p50)]], color=_style.INK, linewidth=0.8, capsize=1.5)
-    for row in rows[rows["provider"] == _select.INFERENCE].dropna(subset="p50_us").itertuples():
-        axes.axhline(row.p50_us / 1e3, **_INFERENCE_LINE)
-    axes.set_ylim(bottom=0)
-    axes.grid(axis="x", visible=False)
-    axes.tick_params(axis="x", length=0)
-
-
-def _speedups(axes, rows, paper, orders, policies, top):
-    """Bars of our speed-ups with their numbers above them, clear of the paper's diamonds."""
-    bars = paper[(paper["provider"] == "pipeline") & paper["reorder"].isin(orders)]
-    theirs = {(row.reorder, row.policy): row.speedup for row in bars.itertuples()}
-    for row in _shown(rows).itertuples():
-        if row.provider in DENSE or not row.speedup > 0:
-            continue
-        x = bar_at(orders, row.reorder, row.policy, policies)
-        axes.bar(x, row.speedup, _WIDTH / len(policies), **_bar_style(row, orders))
+def _bars(axes, rows, theirs, orders, policies):
+    """Bars of speed-ups, with the number at each of the program's, and the paper's diamonds."""
+    diamonds = {bar_at(orders, row.reorder, row.policy, policies): row.speedup for row in theirs.itertuples()}
+    axes.plot([*diamonds.values()], [*diamonds], **_PAPER_MARK)
+    wide = 0.25 * max(1, rows["speedup"].max(), theirs["speedup"].max())
+    for row in rows.itertuples():
+        colour = _palette.look(row.reorder, "orders").colour
+        tint = {"greedy": 0.4, "published": 0.7, "ilp": 1.0}[row.policy]
+        hatch = {"hatch": "////"} if row.policy == "published" else {}
+        place = bar_at(orders, row.reorder, row.policy, policies)
+        style = {"facecolor": _style.tint(colour, tint), "edgecolor": colour, "linewidth": 0.7, **hatch}
+        axes.barh(place, row.speedup, _WIDTH / len(policies), **style)
         if row.policy == "ilp":
-            diamond = theirs.get((row.reorder, row.policy), 0)
-            near = -0.04 * top < diamond - row.speedup < 0.1 * top
-            axes.text(
-                x,
-                0.012 * top + (max(row.speedup, diamond + 0.02 * top) if near else row.speedup),
-                f"{row.speedup:.{1 if row.speedup < 10 else 0}f}",
-                ha="center",
-                va="bottom",
-                fontsize=7.5,
-                color=_style.INK,
-                weight="bold",
+            at = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "weight": "bold"}
+            # Clear of a diamond that would hide it.
+            diamond = diamonds.get(place, 0)
+            end = diamond if -0.05 * wide < diamond - row.speedup < wide else row.speedup
+            axes.annotate(
+                _style.ratio(row.speedup), (end, place), **at | {"xytext": (3 if end == row.speedup else 6, 0)}
             )
-    axes.plot(
-        [bar_at(orders, row.reorder, row.policy, policies) for row in bars.itertuples()],
-        bars["speedup"],
-        linestyle="none",
-        **_PAPER_MARK,
-    )
-    axes.axhline(1, color=_style.DENSE, linewidth=1)
-    axes.set_ylim(0, top)
-    axes.grid(axis="x", visible=False)
-    axes.tick_params(axis="x", length=0)
 
 
-_INFERENCE_LINE = {"color": _style.PAPER, "linewidth": 1, "linestyle": "--"}
-_PAPER_MARK = {
-    "marker": "D",
-    "markersize": 4.5,
-    "color": _style.PAPER,
-    "markeredgecolor": "white",
-    "markeredgewidth": 0.6,
-}
-
-
-def _shown(rows):
-    """The dense row, and one row per plan: as a network runs it, with tokens in plan order."""
-    mine = rows[(rows["provider"] == "tilewright") & (rows["ordered"] | (rows["status"] != "ok"))]
-    mine = mine.sort_values("ordered", ascending=False, kind="stable").drop_duplicates(["reorder", "tiles", "solver"])
-    return rows.loc[[*_read.dense(rows).index, *mine.index]]
-
-
-def _bar_style(row, orders):
-    if row.provider in DENSE:
-        return {"color": _style.DENSE}
-    colour = _style.order_colour(row.reorder, orders)
-    if row.policy != "ilp":
-        tint = _style.tint(colour, 0.4 if row.policy == "greedy" else 0.7)
-        hatch = {} if row.policy == "greedy" else {"hatch": "////"}
-        return {"color": tint, "edgecolor": colour, "linewidth": 0.7, **hatch}
-    return {"color": colour, "edgecolor": colour, "linewidth": 0.7}
-
-
-def _handles(rows, has_paper):
+def _handles(rows, policies, has_paper):
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    ilp = sorted(set(rows.loc[rows["policy"] == "ilp", "solver"]))
-    names = ", ".join(_style.SOLVER_NAMES.get(name, name) for name in ilp)
+    faces = {"greedy": {"alpha": 0.4}, "published": {"alpha": 0.6, "hatch": "////"}, "ilp": {}}
     handles = [
-        Patch(color=_style.DENSE, label="dense, fastest kernel"),
-        Patch(facecolor=_style.tint(_style.INK), edgecolor=_style.INK, label="pale: greedy"),
-        Patch(color=_style.INK, label=f"full: ILP ({names})"),
+        Patch(facecolor=_style.SOFT, edgecolor=_style.INK, label=_POLICY[name], **faces[name]) for name in policies
     ]
-    if "published" in set(rows["policy"]):
-        hatched = {"facecolor": _style.tint(_style.INK, 0.7), "edgecolor": _style.INK, "hatch": "////"}
-        handles.insert(2, Patch(label="hatched: ILP, published objective", **hatched))
     if has_paper:
-        handles.append(Line2D([], [], linestyle="none", label="paper, A100, whole networks", **_PAPER_MARK))
+        handles.append(Line2D([], [], label="the paper, A100", **_PAPER_MARK))
     if rows.loc[rows["provider"] == _select.INFERENCE, "p50_us"].notna().any():
-        handles.append(Line2D([], [], label="inference: dense over the kept tokens", **_INFERENCE_LINE))
+        handles.append(Line2D([], [], label="dense over the kept tokens", **_INFERENCE_LINE))
     return handles

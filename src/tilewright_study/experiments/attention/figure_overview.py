@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.core.errors import ArtifactError
 from tilewright_study.experiments.attention import figure_pattern, table_speedup
-from tilewright_study.figures import _photograph, _style
+from tilewright_study.figures import _palette, _photograph, _style
 from tilewright_study.tables import _read, _select
 
 FAMILY = "regionvit"
@@ -45,14 +45,17 @@ def draw(inputs):
     covers = list(by_kind["blocks"].values())
     headline = _read.HEADLINE["reorder"]
     if not {"none", headline} <= set(graphs) or len(covers) != 1:
-        raise ArtifactError(f"overview: expected graphs none and {headline} and one file of blocks, found {graphs}")
+        raise ArtifactError(f"overview: expected graphs none and {headline} and one file of blocks, found {[*graphs]}")
     frame = table_speedup.table([path for path in inputs if path not in patterns])
-    drawn = _style.figure(9.6, 2.9)
-    photograph, before, after, chart = drawn.subplots(1, 4, width_ratios=(1, 1, 1, 1.2))
+    drawn = _style.figure(4.5)
+    above, below = drawn.subfigures(2, 1, height_ratios=(2.5, 1.5))
+    photograph, before, after = above.subplots(1, 3)
     _seen(photograph, graphs["none"])
-    _mask(before, graphs["none"], None, "Its mask")
-    _mask(after, graphs[headline], covers[0], "The mask reordered")
-    _bars(chart, frame)
+    _mask(before, graphs["none"], None, "the mask: queries × keys")
+    _mask(after, graphs[headline], covers[0], "the mask reordered")
+    found = _bars(below.subplots(), frame)
+    _style.head(drawn, f"Run what the mask allows: {found}")
+    _style.notes(drawn, f"RegionViT above. Below one layer of each, {_read.devices(frame)}.")
     return drawn
 
 
@@ -63,7 +66,7 @@ def _seen(axes, pattern):
     from tilewright.core.images import load
 
     if pattern.meta.get("grid") is None:
-        _style.nothing(axes, "the tokens are of no grid")
+        _bare(axes, "the tokens are of no grid")
         return
     height, width = pattern.meta["grid"]
     special = pattern.n_rows - height * width
@@ -80,7 +83,7 @@ def _seen(axes, pattern):
     axes.imshow(_photograph.picture(image, seen))
     top, left = (side * place - 0.5 for place in divmod(query, width))
     axes.add_patch(Rectangle((left, top), side, side, fill=False, edgecolor=_style.PAPER, linewidth=1.8))
-    _bare(axes, "What one query sees")
+    _bare(axes, "what one query sees")
 
 
 def _mask(axes, pattern, cover, title):
@@ -97,35 +100,29 @@ def _bare(axes, title):
     axes.set(xticks=[], yticks=[])
     axes.grid(False)
     axes.spines[:].set_visible(False)
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title)
 
 
 def _bars(axes, frame):
-    """How many times as fast as the fastest peer the headline plan of `BARS` workloads is."""
+    """How many times as fast as the fastest peer the headline plan of `BARS` workloads is; returns it in words."""
     rows = frame[frame["over_peer"] > 0].sort_values("over_peer")
     if not len(rows):
-        _style.nothing(axes, "nothing was measured")
-        return
+        _bare(axes, "no time was measured")
+        return "what it does to a mask"
     places = sorted({round(place) for place in np.linspace(0, len(rows) - 1, BARS)})
     rows = rows.iloc[places[::-1]]
-    colours = [_style.ORDER_COLOURS["window"] if ratio >= 1 else _style.PAPER for ratio in rows["over_peer"]]
+    colours = [_palette.BLUE if ratio >= 1 else _style.PAPER for ratio in rows["over_peer"]]
     axes.barh(range(len(rows)), rows["over_peer"], 0.62, color=colours)
     for y, row in enumerate(rows.itertuples()):
-        text = f"{_style.ratio(row.over_peer)}: {_us(row.plan_us)}, not {_us(row.peer_us)}"
-        axes.text(max(1, row.over_peer) + 0.15, y, text, va="center", fontsize=9)
-    axes.axvline(1, color=_style.DENSE, linewidth=1)
-    names = [
-        f"{_style.FAMILY_NAMES.get(row.family, row.family)}\n{row.tokens:,.0f} tokens" for row in rows.itertuples()
-    ]
-    axes.set_yticks(range(len(rows)), names, fontsize=9)
+        peer = _palette.look(row.peer.partition(" ")[0], "sparse").label
+        text = f"{_style.ratio(row.over_peer)}: {_style.duration(row.plan_us)}, {peer} {_style.duration(row.peer_us)}"
+        axes.annotate(text, (max(1, row.over_peer), y), (5, 0), textcoords="offset points", va="center")
+    axes.axvline(1, color=_palette.DENSE, linewidth=1)
+    names = [f"{_style.layer_name(row.family)}, {row.tokens:,.0f} tokens" for row in rows.itertuples()]
+    axes.set_yticks(range(len(rows)), names)
     axes.invert_yaxis()
     most = rows["over_peer"].max()
-    axes.set_xlim(0, max(1, most) * 1.9)
-    axes.set_xticks([1], ["fastest other = 1"], fontsize=9, ha="left")
-    axes.spines["bottom"].set_visible(False)
-    axes.grid(False)
-    axes.set_title(f"Speed of a layer, {_read.devices(frame)}", fontsize=10)
-
-
-def _us(value):
-    return f"{value:,.0f} µs" if value >= 10 else f"{value:,.1f} µs"
+    axes.set_xlim(0, max(1, most) * 2.3)
+    axes.set_xlabel("× the fastest other attention")
+    axes.grid(axis="y", visible=False)
+    return f"{_style.times(frame['over_peer'])} times as fast as the fastest other attention"

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.commands.style import ENTRY
 from tilewright.core.errors import ArtifactError
-from tilewright_study.figures import _style
+from tilewright_study.figures import _palette, _style
 from tilewright_study.tables import _read, _select
 
 EXECUTED = "#FBD5A5"
@@ -44,27 +44,42 @@ def draw(inputs, family):
             raise ArtifactError(f"{path}: expected blocks of a graph among the inputs, found those of {cover.graph_id}")
         pictures.append((cover.tile.name, order, cover))
     tiles = list(dict.fromkeys(tile for tile, _, _ in pictures))
-    orders = _style.sorted_orders(graphs)
+    orders = _palette.in_order(graphs, "orders")
     columns = min(COLUMNS, len(orders))
     rows = -(-len(orders) // columns)
-    drawn = _style.figure(3.35 * columns + 0.3, (3.6 * rows * len(tiles)) + 0.9)
+    drawn = _style.figure((2.65 * rows * len(tiles)) + 0.9)
     panels = drawn.subplots(rows * len(tiles), columns, squeeze=False)
     for axes in panels.flat:
         axes.set_axis_off()
     for tile, order, cover in pictures:
         row, column = divmod(orders.index(order), columns)
         _picture(panels[tiles.index(tile) * rows + row, column], order, graphs[order], cover)
-    some, pattern = next(iter(files["graph"].items()))
-    facts = f"{pattern.n_rows:,} tokens, {pattern.entries:,} entries, density {pattern.density:.3f}"
-    _style.head(drawn, f"{_style.layer_name(family)}, {some.parent.name}: {facts}", _handles())
+    executed = {order: work(cover) for tile, order, cover in pictures if tile == tiles[0]}
+    finding, spare = _finding(family, executed, next(iter(graphs.values())).density), rows * columns - len(orders)
+    if spare:
+        panels[-1, -1].legend(handles=_handles(), loc="center", fontsize=_style.LETTERS)
+    _style.head(drawn, finding, () if spare else _handles())
+    (tokens,) = {pattern.n_rows for pattern in graphs.values()}
     _style.notes(
         drawn,
-        [
-            "Queries run down, keys to the right. Percentages: share of the dense N × N pairs that the tile executes, "
-            "padding included. Boxes: stretches of keys that a block executes, left out where they would hide the mask."
-        ],
+        f"{tokens:,} tokens; queries run down, keys to the right. Percentages: pairs that the tile executes, padding "
+        "included, of all. Boxes are left out where they would hide the mask.",
     )
     return drawn
+
+
+def _finding(family, executed, density):
+    """What reordering leaves to execute, where it was measured."""
+    said = f"{_style.layer_name(family)}: the mask allows {density:.1%} of all pairs"
+    others = [share for order, share in executed.items() if order != "none"]
+    if "none" not in executed or not others:
+        return said
+    return f"{said}; tiles run {executed['none']:.0%} of them, reordered {min(others):.1%}"
+
+
+def work(cover):
+    """Pairs that the blocks execute, padding included, over all."""
+    return cover.area.sum() / (cover.shape[0] * cover.shape[1])
 
 
 def picture(pattern, cover):
@@ -105,9 +120,8 @@ def _picture(axes, order, pattern, cover):
     for side in axes.spines.values():
         side.set(visible=True, color="#999999", linewidth=0.6)
     outline(axes, stretches(cover), PIXELS / max(pattern.shape))
-    name = "as the model has it" if order == "none" else f"order {_style.order_name(order)}"
-    work = cover.area.sum() / (pattern.n_rows * pattern.n_cols)
-    axes.set_title(f"{name}: {cover.tile.name} executes {work:.1%}", fontsize=9.5)
+    name = "the model's order" if order == "none" else f"order {_style.order_name(order)}"
+    axes.set_title(f"{name}: {work(cover):.1%}\ntile {cover.tile.name.replace('x', ' × ')}", loc="left")
 
 
 def _handles():

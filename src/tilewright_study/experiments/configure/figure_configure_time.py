@@ -1,19 +1,14 @@
-"""Seconds until a memory tile is configured, by the length of its stream, engine and component; the published ones
-beside.
+"""Seconds until a memory tile is configured: by algebra, by model checking, and by the published configurator.
 
-Seconds until a memory tile is configured, by the length of its stream: by algebra on what its controllers did, and by
-model checking of its RTL, component by component. Crosses are the published configurator's times for the identity of 16
-× 16 words, on a machine that is not known.
+Seconds until a whole memory tile is configured, a mark for each stream: by algebra on what its controllers did, and by
+model checking of its RTL. Crosses are the published configurator's times for the identity of 16 × 16 words, on a
+machine that is not known; its whole tile was one question about its ports alone.
 """
 
 from tilewright_study.experiments.configure import table_configure
-from tilewright_study.figures import _contenders, _style
+from tilewright_study.figures import _palette, _style
 
-# By component; a controller has the colour of what it is.
-PARTS = {"": _contenders.BLUE, "agg": "#D55E00", "sram": "#009E73", "tb": "#CC79A7"}
-CONTROLLER = "#777777"
-LABELS = {"": "all together", "agg": "aggregators", "sram": "memory", "tb": "transpose buffers"}
-PUBLISHED = "#222222"
+WAYS = {"fit": "algebra", "bmc": "model checking"}
 # What stands for no time at all on a logarithmic axis.
 LEAST_S = 1e-3
 
@@ -24,54 +19,36 @@ def needs(config):
 
 
 def draw(inputs):
-    """Two panels: algebra and model checking."""
-    from matplotlib.lines import Line2D
-
+    """A row for each way, a mark for each stream."""
     frame, paper = table_configure.components(inputs), table_configure.published(inputs)
-    frame = frame[frame["status"] == "ok"]
-    drawn = _style.figure(9.6, 4.6)
-    panels = drawn.subplots(1, 2, sharey=True)
-    fit, bmc = frame[frame["solved_by"] == "fit"], frame[frame["solved_by"] == "bmc"]
-    for axes, rows, title in zip(panels, (fit, bmc), ("algebra (fit)", "model checking (bmc)"), strict=True):
-        axes.set_title(title, loc="left")
-        axes.set(xscale="log", yscale="log", xlabel="cycles of the stream")
-        for component, own in rows.groupby("component"):
-            colour = PARTS.get(component, CONTROLLER)
-            alone = component not in PARTS
-            marker, size = ("D", 42) if component == "" else ("o", 30 if not alone else 16)
-            axes.scatter(
-                own["cycles"], own["seconds"].clip(lower=LEAST_S), s=size, marker=marker, color=colour, alpha=0.85
-            )
-    panels[0].set_ylabel("seconds")
-    for _, row in paper.iterrows():
-        panels[1].scatter(row["cycles"], row["paper_seconds"], s=46, marker="x", color=PUBLISHED)
-        what = f"{LABELS.get(row['component'], 'whole tile')}, {row['task']}"
-        panels[1].annotate(
-            what, (row["cycles"], row["paper_seconds"]), (-7, -2), textcoords="offset points", fontsize=7.5, ha="right"
-        )
-    if len(fit):
-        panels[0].axhline(1, color="#AAAAAA", linewidth=0.8, linestyle="--")
-        panels[0].text(fit["cycles"].min(), 1.15, "what is asked for: 1 s", fontsize=7.5, color="#777777")
-    for axes in panels:
-        axes.margins(x=0.12)
-        for axis in (axes.xaxis, axes.yaxis):
-            _style.plain_ticks(axis)
-    handles = [
-        Line2D([], [], linestyle="", marker="D" if name == "" else "o", color=PARTS[name], label=LABELS[name])
-        for name in PARTS
-    ]
-    handles += [
-        Line2D([], [], linestyle="", marker="o", markersize=4, color=CONTROLLER, label="one controller"),
-        Line2D([], [], linestyle="", marker="x", color=PUBLISHED, label="published, machine unknown"),
-    ]
-    _style.head(drawn, "Memory tiles configured from what goes in and comes out", handles, 3)
+    whole = frame[(frame["status"] == "ok") & (frame["component"] == "")]
+    if whole.empty:
+        return _style.nothing("Seconds until a memory tile is configured", frame["reason"])
+    ways = [way for way in WAYS if way in set(whole["solved_by"])]
+    drawn = _style.figure(1.5 + 0.45 * (len(ways) + 1))
+    axes = drawn.subplots()
+    found = {}
+    for place, way in enumerate(ways):
+        found[way] = whole.loc[whole["solved_by"] == way, "seconds"].clip(lower=LEAST_S)
+        axes.plot(found[way], [place] * len(found[way]), "o", color=_palette.BLUE, markersize=7, alpha=0.6)
+    place = len(ways)
+    axes.plot(paper["paper_seconds"], [place] * len(paper), "x", color=_style.INK, markersize=8, markeredgewidth=2)
+    axes.set_yticks(range(place + 1), [*(WAYS[way] for way in ways), "published configurator"])
+    axes.set(xscale="log", xlabel="seconds", ylim=(place + 0.5, -0.5))
+    _style.plain_ticks(axes.xaxis)
+    axes.grid(axis="y", visible=False)
+    said = [f"{WAYS[way]} {_seconds(values)}" for way, values in found.items()]
+    said += [f"the published configurator {_seconds(paper['paper_seconds'])}"] if len(paper) else []
+    finding = ", ".join(said)
+    _style.head(drawn, f"To configure a memory tile takes {finding}")
+    lengths = f"{whole['cycles'].min():,.0f} to {whole['cycles'].max():,.0f} cycles"
     _style.notes(
         drawn,
-        [
-            f"{', '.join(sorted(set(frame['device'])))}, one core. Each point was run over its whole stream by the "
-            "model and, where it could be built, by the RTL, and every word compared. Points of a stream that was "
-            "configured whole are of its components too: schedules inside of the tile are chosen first, by algebra. "
-            "The published whole tile was one question about its ports alone.",
-        ],
+        f"{', '.join(sorted(set(frame['device'])))}, one core; streams of {lengths}. Published: the identity of "
+        "16 × 16 words, machine not known, for its parts and for its ports alone.",
     )
     return drawn
+
+
+def _seconds(values):
+    return f"up to {values.max():,.0f} s" if values.max() >= 9.95 else f"up to {values.max():.2g} s"

@@ -1,12 +1,17 @@
-"""Whole networks from images to logits: p50 of every attention, attention and rest apart, batch by batch."""
+"""Whole networks from images to logits: p50 of every attention, attention and rest apart.
+
+Whole networks on photographs, from images to logits, the smallest and the largest image of each family: p50 of each
+attention, the dark part of a bar is attention without its projections. All have the same random weights; before a time
+was taken, logits were compared with those of masked SDPA. A bar that would hide the others ends at the panel's edge.
+"""
 
 from tilewright_study.experiments.networks import table_end_to_end
-from tilewright_study.figures import _networks, _style
-from tilewright_study.tables import _read
+from tilewright_study.figures import _palette, _style
+from tilewright_study.tables import _read, _select
 
-_OURS, _OTHERS = "#0072B2", _style.DENSE
-# More networks than these do not stand side by side.
-_ABREAST = 5
+# A bar is drawn to this many times the longest of ours and the network as published.
+_LONGEST = 1.6
+_COLUMNS = 3
 
 
 def needs(config):
@@ -15,102 +20,74 @@ def needs(config):
 
 
 def draw(inputs):
-    """A column of panels per network, a row per batch, or the reverse where there are many networks; a bar per
-    attention, from the top as the peers are listed."""
+    """A panel for the smallest and for the largest image of each family, at the batch at which most were run."""
     frame = table_end_to_end.table(inputs)
-    networks, batches = list(dict.fromkeys(frame["network"])), sorted(set(frame["batch"]))
-    found = dict.fromkeys(frame["attention"])
-    peers = [
-        name
-        for name in dict.fromkeys((*table_end_to_end.PEERS, *found))
-        if name in found and name != table_end_to_end.OURS
-    ]
-    shown = [*peers, *(name for name in found if name == table_end_to_end.OURS)]
-    many = len(networks) > _ABREAST
-    rows, columns = (len(networks), len(batches)) if many else (len(batches), len(networks))
-    drawn = _style.figure(max(7.6, 3.5 * columns), 1.3 + rows * (0.75 + 0.36 * len(shown)))
-    panels = drawn.subplots(rows, columns, squeeze=False)
-    for row, batch in zip(panels.T if many else panels, batches, strict=True):
-        for axes, network in zip(row, networks, strict=True):
-            here = frame[(frame["network"] == network) & (frame["batch"] == batch)].set_index("attention")
-            _bars(axes, here, shown)
-            axes.set_title(f"{_title(network)}, batch {batch:.0f}")
+    ran = frame[frame["p50_us"] > 0]
+    ours = ran[ran["attention"] == table_end_to_end.OURS]
+    finding = "Whole networks, from images to logits"
+    if ran.empty:
+        return _style.nothing(finding, frame["reason"])
+    cases = _cases(ran)
+    columns = min(_COLUMNS, len(cases))
+    rows = -(-len(cases) // columns)
+    names = _palette.in_order(ran["attention"], "attention")
+    drawn = _style.figure(1.2 + rows * (0.75 + 0.27 * len(names)))
+    panels = drawn.subplots(rows, columns, squeeze=False, sharey=True)
+    # Small images above, large ones below.
+    places = panels.T.flat if rows > 1 and len(cases) == rows * columns else panels.flat
+    for axes, (network, batch) in zip(places, cases, strict=False):
+        here = ran[(ran["network"] == network) & (ran["batch"] == batch)].set_index("attention")
+        _bars(axes, here, names)
+        axes.set_title(f"{_style.network(network)}", loc="left")
+    for axes in list(places)[len(cases) :]:
+        axes.set_visible(False)
     for axes in panels[-1]:
-        axes.set_xlabel("latency of the batch, p50 (ms)")
-    for axes in panels[:, 1:].flat:
-        axes.tick_params(axis="y", labelleft=False)
-    _style.head(drawn, "Whole networks, from images to logits", _handles())
-    blank = frame[frame["status"] != "ok"]
-    names = [f"{network}, batch {batch:.0f}" for network, batch in zip(blank["network"], blank["batch"], strict=True)]
-    blank = blank.assign(name=names)
-    checked = frame["relative_error"].max()
-    ties = frame[frame["verdict"] == "tie"]
-    tied = [f"{row.network} batch {row.batch:.0f} ({_name(row.peer)})" for row in ties.itertuples()]
+        axes.set_xlabel("p50 of a batch (ms)")
+    judged = ours[ours["verdict"] != ""]
+    if len(judged):
+        counts = judged["verdict"].value_counts()
+        finding = (
+            f"Whole networks: faster than every other attention in {counts.get('faster', 0)} of {len(judged)} cases"
+        )
+        finding += f", as fast in {counts['tie']}" if "tie" in counts else ""
+    _style.head(drawn, finding)
+    batches = " or ".join(f"{batch:.0f}" for batch in sorted({batch for _, batch in cases}))
     _style.notes(
         drawn,
-        [
-            f"{_read.devices(frame)}; the same random weights for every attention; photographs. Before a time was "
-            f"taken, logits were compared with those of masked SDPA: largest relative error {checked:.1g}. At each bar "
-            "its latency and how many times faster it is than as published. Scales differ; whiskers: p20, p80. "
-            f"Ties of ours with the fastest peer, within two standard errors: {', '.join(tied) or 'none'}.",
-            *(
-                f"× {_name(attention)} ({_style.listed(rows['name'])}): {status}, {reason}."
-                for (attention, status, reason), rows in blank.groupby(["attention", "status", "reason"], sort=False)
-            ),
-        ],
+        f"{_read.devices(frame)}, batch {batches}, called from Python. Dark: attention. Pale: the rest of the network.",
     )
     return drawn
 
 
-def _name(attention):
-    """What an attention is called in figures."""
-    return _networks.ATTENTIONS.get(attention, attention)
+def _cases(rows):
+    """``(network, batch)`` of each panel: of each family the first and the last network, as they come."""
+    found = rows.drop_duplicates("network")
+    ends = found.groupby(found["network"].map(_select.family), sort=False)["network"].agg(["first", "last"])
+    networks = list(dict.fromkeys(name for pair in ends.to_numpy() for name in pair))
+    counts = rows[rows["network"].isin(networks)].groupby("batch").size()
+    batch = counts[counts == counts.max()].index[-1]
+    own = {name: set(rows.loc[rows["network"] == name, "batch"]) for name in networks}
+    return [(name, batch if batch in own[name] else min(own[name])) for name in networks]
 
 
-def _title(network):
-    """Family in words, then what follows it in the name."""
-    family, _, rest = network.partition("-")
-    return f"{_style.FAMILY_NAMES.get(family, family)} {rest}"
-
-
-def _bars(axes, rows, shown):
-    from matplotlib.ticker import MaxNLocator
-
-    widest = rows["p80_us"].max() / 1e3
-    for place, name in enumerate(shown):
+def _bars(axes, rows, names):
+    kept = rows.loc[[name for name in ("native", table_end_to_end.OURS) if name in rows.index] or rows.index, "p50_us"]
+    end = _LONGEST * kept.max() / 1e3
+    for place, name in enumerate(names):
         if name not in rows.index:
-            axes.text(0, place, " not selected", va="center", fontsize=8, color="#888888")
             continue
-        row = rows.loc[name]
-        if row["status"] != "ok":
-            axes.text(0, place, " ×", va="center", color=_style.PAPER, fontsize=11)
-            continue
-        colour = _OURS if name == "tilewright" else _OTHERS
-        attention, p50 = row["attention_us"] / 1e3, row["p50_us"] / 1e3
-        axes.barh(place, attention, 0.62, color=colour)
-        axes.barh(place, p50 - attention, 0.62, left=attention, color=_style.tint(colour, 0.35))
-        spread = [[max(0, p50 - row["p20_us"] / 1e3)], [max(0, row["p80_us"] / 1e3 - p50)]]
-        axes.errorbar(p50, place, xerr=spread, color=_style.INK, linewidth=0.8, capsize=1.5)
-        ratio = "" if name == "native" or not row["over_native"] > 0 else f"  ({_style.ratio(row['over_native'])})"
-        weight = "bold" if name == "tilewright" else "normal"
-        at = row["p80_us"] / 1e3 + 0.02 * widest
-        axes.text(at, place, f"{p50:,.{0 if p50 >= 100 else 1}f}{ratio}", va="center", fontsize=8, weight=weight)
-    axes.set_yticks(range(len(shown)), [_name(name) for name in shown])
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    # Room for the numbers at the bars.
-    axes.set_xlim(0, 1.42 * widest if widest > 0 else 1)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        row, look = rows.loc[name], _palette.look(name, "attention")
+        p50, attention = row["p50_us"] / 1e3, row["attention_us"] / 1e3
+        axes.barh(place, min(attention, end), 0.66, color=look.colour)
+        axes.barh(place, max(0, min(p50, end) - attention), 0.66, left=attention, color=_style.tint(look.colour, 0.35))
+        weight = "bold" if name == table_end_to_end.OURS else "normal"
+        text = f"{p50:,.{0 if p50 >= 100 else 1}f}" + " →" * bool(p50 > end)
+        axes.annotate(
+            text, (min(p50, end), place), (-3 if p50 > end else 3, 0), textcoords="offset points", va="center",
+            ha="right" if p50 > end else "left", weight=weight, color="white" if attention > end else _style.INK,
+        )  # fmt: skip
+    axes.set_yticks(range(len(names)), [_palette.look(name, "attention").label for name in names])
+    axes.set(ylim=(len(names) - 0.5, -0.5), xlim=(0, 1.12 * end))
+    axes.locator_params(axis="x", nbins=4)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-
-
-def _handles():
-    from matplotlib.patches import Patch
-
-    return [
-        Patch(color=_OURS, label="Tilewright: attention"),
-        Patch(color=_style.tint(_OURS, 0.35), label="rest of the network"),
-        Patch(color=_OTHERS, label="peers: attention"),
-        Patch(color=_style.tint(_OTHERS, 0.35), label="rest of the network"),
-    ]

@@ -1,13 +1,8 @@
 """What each order costs in time as the graph grows, and the gathered work that it leaves."""
 
-import itertools
-
 from tilewright_study.experiments.orders import table_reorder_time
-from tilewright_study.figures import _style
+from tilewright_study.figures import _palette, _style
 from tilewright_study.tables import _read
-
-# One for each kind of graph, and what it is called.
-_MARKERS, _MARKS = "os^D", ("circles", "squares", "triangles", "diamonds")
 
 
 def needs(config):
@@ -16,35 +11,44 @@ def needs(config):
 
 
 def draw(inputs):
-    """Two log-log panels over tokens, a line per order and kind of graph: milliseconds, and pairs gathered by 64-row
-    slices."""
-    frame = table_reorder_time.table(inputs)
+    """Two log-log panels over tokens, a line per order: milliseconds, and pairs gathered by 64-row slices, of the kind
+    of graph that was ordered at most sizes."""
+    frame = table_reorder_time.table(inputs).dropna(subset="seconds")
+    if frame.empty:
+        return _style.nothing("What an order costs and what it leaves", [])
     # A line joins the resolutions of a pattern.
-    frame["kind"] = frame["model"].str.replace(r"-\d+", "", regex=True)
-    orders = _style.sorted_orders(frame["reorder"])
-    drawn = _style.figure(9.2, 4.2)
-    left, right = drawn.subplots(1, 2)
-    for order in orders:
-        for place, (_, rows) in enumerate(frame[frame["reorder"] == order].groupby("kind", sort=False)):
-            line = {
-                "marker": _MARKERS[place % len(_MARKERS)],
-                "markersize": 4.5,
-                "color": _style.order_colour(order, orders),
-                "label": "_" * (place > 0) + _style.order_name(order),
-            }
-            left.plot(rows["tokens"], 1e3 * rows["seconds"], **line)
-            right.plot(rows["tokens"], rows["work_fraction"], **line)
-    for axes in (left, right):
+    kinds = frame["model"].str.replace(r"-\d+", "", regex=True)
+    sizes = frame.groupby(kinds)["tokens"].agg(["nunique", "max"]).sort_values(["nunique", "max"])
+    frame = frame[kinds == sizes.index[-1]]
+    orders = _palette.in_order(frame["reorder"], "orders")
+    drawn = _style.figure(3.5)
+    panels = drawn.subplots(1, 2)
+    texts = (("seconds", 1e3, "time to order (ms)"), ("work_fraction", 100, "pairs left to gather (% of dense)"))
+    for axes, (column, factor, label) in zip(panels, texts, strict=True):
+        for order in orders:
+            rows, look = frame[frame["reorder"] == order], _palette.look(order, "orders")
+            axes.plot(rows["tokens"], factor * rows[column], label=look.label, **look.line)
         axes.set(xscale="log", yscale="log", xlabel="tokens")
-        axes.minorticks_off()
-        _style.plain_ticks(axes.xaxis)
+        axes.set_title(label, loc="left")
+        _style.log_ticks(axes.xaxis, frame["tokens"])
         _style.plain_ticks(axes.yaxis)
-    handles = [line for line in left.lines if not line.get_label().startswith("_")]
-    left.set(ylabel="time to order (ms)", title="Time")
-    right.set(ylabel="gathered pairs / dense pairs", title="Work left to 64-row slices")
-    _style.head(drawn, "What an order costs and what it leaves", handles)
-    kinds = zip(dict.fromkeys(frame["kind"]), itertools.cycle(_MARKS))
-    names = ", ".join(f"{kind} ({mark})" for kind, mark in kinds)
-    facts = f"Most memory of any order: {frame['peak_gib'].max():.2f} GiB. Device: {_read.devices(frame)}."
-    _style.notes(drawn, [f"Graphs: {names}. {facts}"])
+    _style.head(drawn, _finding(frame), panels[0].lines)
+    model = frame["model"].iloc[-1].partition("-")[2]
+    _style.notes(drawn, f"Masks of {model} and the like, one core of {_read.devices(frame)}.")
     return drawn
+
+
+def _finding(frame):
+    """The fastest and the slowest order of the largest graph that all were asked to order."""
+    most = frame["tokens"].max()
+    found = frame[(frame["tokens"] == most) & (frame["reorder"] != "none")]
+    if found.empty:
+        return "What an order costs and what it leaves"
+    found = found.sort_values("seconds")
+    least, last = found.iloc[0], found.iloc[-1]
+    said = (
+        f"{_style.order_name(least['reorder'])} orders {most:,.0f} tokens in {_style.duration(1e6 * least['seconds'])}"
+    )
+    if len(found) > 1:
+        said += f", {_style.order_name(last['reorder'])} in {_style.duration(1e6 * last['seconds'])}"
+    return said[0].upper() + said[1:]

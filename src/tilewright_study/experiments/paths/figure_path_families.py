@@ -1,20 +1,18 @@
-"""Paths of several networks against static ones: mean IoU over time of each table, and of all tables together.
+"""Paths of several networks against static ones: mean IoU over time of each table.
 
-Mean IoU over time for the table of each network, and for all tables together, beside static networks: the full paths of
-what the recipe plain trained. At each time a front has the path that scenes of choice prefer; its mean IoU is that of
-scenes of test.
+Mean IoU over time for the table of each network: at each time the path that scenes of choice prefer, as scenes of test
+see it. Stars are static networks that were trained as long, without paths. Shown are the networks of the resolution at
+which most were measured, one table of each size.
 """
 
-import itertools
-
-from tilewright_study import training
 from tilewright_study.experiments.paths import table_paths
-from tilewright_study.figures import _paths, _style
+from tilewright_study.figures import _style
 from tilewright_study.tables import _read
 
-COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#44AA99", "#999933")
-# Where there are more networks than colours. Dashes are static networks.
-DOTS = ("-", ":", "-.")
+# By the size of a network, the smallest first.
+COLOURS = ("#56B4E9", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#882255")
+# Recipes of tables, the first that a size has is shown.
+_RECIPES = ("sampled", "plain", "continued")
 
 
 def needs(config):
@@ -23,53 +21,75 @@ def needs(config):
 
 
 def draw(inputs):
-    """A panel for networks that have `paths.ALIKE` alike: fronts of median times, as claims have them."""
-    from matplotlib.lines import Line2D
-
+    """One panel of networks that have `paths.ALIKE` alike: fronts of median times, as claims have them."""
     rows = table_paths.table(inputs)
-    rows = rows[rows["rung"] == "trained"]
-    groups = list(rows.groupby(table_paths.ALIKE, sort=False))
-    styles = [
-        {"color": colour, "linestyle": dots, "linewidth": 1.5} for dots, colour in itertools.product(DOTS, COLOURS)
-    ]
-    lines = dict(zip(dict.fromkeys(rows["case"]), itertools.cycle(styles)))
-    drawn = _style.figure(8.6, 1.9 + 4.2 * len(groups))
-    for axes, (key, own) in zip(drawn.subplots(len(groups), squeeze=False)[:, 0], groups, strict=True):
-        kept = own[own["kept"] == "yes"]
-        static = table_paths.static(own)
-        slowest_us = max(each["p50_us"].max() for each in (kept, static) if len(each))
-        if len(lines) > 1:
-            _step(axes, table_paths.front(kept), slowest_us, color=_style.PALE, linewidth=6, zorder=1)
-        for case, of_case in kept.groupby("case", sort=False):
-            _step(axes, table_paths.front(of_case), slowest_us, zorder=3, **lines[case])
-        theirs = table_paths.static_front(static)
-        _step(axes, theirs, slowest_us, color=_style.PAPER, linewidth=1.3, linestyle="--", zorder=2)
-        _paths.stars(axes, static, "p50_ms")
-        axes.set(xlabel="time (ms)", ylabel="mean IoU, scenes of test (%)", xlim=(0, None), ylim=(0, None))
-        of_code = f", code {key[-1]}" if rows["kernels"].nunique() > 1 else ""
-        axes.set_title(f"{key[0]} px, {key[2]}{of_code}", loc="left")
-    handles = [Line2D([], [], label=case, **style) for case, style in lines.items()]
-    if len(lines) > 1:
-        handles.append(Line2D([], [], color=_style.PALE, linewidth=6, label="all tables together"))
-    title = "Paths of all networks"
-    if len(table_paths.static(rows)):
-        title += ", against static ones"
-        handles.append(Line2D([], [], linewidth=1.3, linestyle="--", label="static networks", **_paths.STAR))
-    _style.head(drawn, title, handles, columns=3)
+    rows = rows[(rows["rung"] == "trained") & rows["p50_us"].notna()]
+    if rows.empty:
+        return _style.nothing("Paths of trained networks", [])
+    key, own = max(rows.groupby(table_paths.ALIKE, sort=False), key=lambda each: each[1]["network"].nunique())
+    kept = own[own["kept"] == "yes"]
+    cases = _cases(kept)
+    # Of static networks those that were trained as long.
+    static = table_paths.static(own, table_paths.equal(*cases))
+    static = static[~static["case"].isin(cases)]
+    drawn = _style.figure(4.3)
+    axes = drawn.subplots()
+    slowest_us = max(each["p50_us"].max() for each in (kept[kept["case"].isin(cases)], static) if len(each))
+    ends = []
+    for colour, case in zip(COLOURS, cases, strict=False):
+        front = table_paths.front(kept[kept["case"] == case])
+        times = [*front.index / 1e3, slowest_us / 1e3]
+        seen = 100 * front.iloc[[*range(len(front)), -1]]
+        axes.step(times, seen, where="post", color=colour, linewidth=2)
+        ends.append((times[-1], seen.iloc[-1], _named(case), colour))
+    _stars(axes, static)
+    axes.set(xlabel="time (ms)", ylabel="mean IoU, scenes of test (%)", xlim=(0, None), ylim=(0, None))
+    # Laid out before the ends of lines are named beside the panel.
+    _style.head(drawn, _finding(kept, cases, static))
+    stars = " Stars: networks without paths." if len(static) else ""
     _style.notes(
-        drawn,
-        [
-            f"{_read.devices(rows)}, {', '.join(sorted(set(rows['dtype'])))}. At each time the path that scenes of "
-            "choice prefer, as scenes of test see it, with the statistics of the training. Static networks, by scenes "
-            f"of test, are the full paths of what the recipes {' and '.join(training.STATIC)} trained.",
-        ],
+        drawn, f"{key[0]} px, {_read.devices(own)}, {own['dtype'].iloc[0]}. Lines: the table of one network.{stars}"
     )
+    axes.set_xlim(0, 1.22 * slowest_us / 1e3)
+    _style.end_labels(axes, ends)
     return drawn
 
 
-def _step(axes, front, slowest_us, **style):
-    """A front, up to the time of the slowest path."""
-    if len(front):
-        axes.step(
-            [*front.index / 1e3, slowest_us / 1e3], 100 * front.iloc[[*range(len(front)), -1]], where="post", **style
-        )
+def _cases(rows):
+    """One case of each network, the smallest first."""
+    found = {}
+    for case in dict.fromkeys(rows["case"]):
+        network, _, recipe = case.partition(".")
+        rank = _RECIPES.index(recipe) if recipe in _RECIPES else len(_RECIPES)
+        found[network] = min(found.get(network, (rank, case)), (rank, case))
+    return [found[network][1] for network in sorted(found)][: len(COLOURS)]
+
+
+def _stars(axes, static):
+    """A star for each of `static` networks, with its name."""
+    axes.scatter(static["p50_ms"], 100 * static["test"], s=80, zorder=4, marker="*", color=_style.PAPER)
+    for row in static.itertuples():
+        at = {"xytext": (-7, 4), "textcoords": "offset points", "ha": "right", "color": _style.PAPER}
+        axes.annotate(f"static {_named(row.case).rpartition('-')[2]}", (row.p50_ms, 100 * row.test), **at)
+
+
+def _named(case):
+    """The network of a case in the field's words, without its resolution."""
+    return _style.network(case.partition(".")[0]).partition(",")[0]
+
+
+def _finding(kept, cases, static):
+    """What the table of the largest network sees in the time of static ones; else its best, and half of that."""
+    case = cases[-1]
+    front = table_paths.front(kept[kept["case"] == case])
+    smaller = static[static["network"] != case.partition(".")[0]].sort_values("p50_us")
+    if len(smaller):
+        points = 100 * (table_paths.at(front, smaller["p50_us"]) - smaller["test"].to_numpy())
+        said = [
+            f"{value:+.0f} against {_named(other).rpartition('-')[2]}".replace("-", "−")
+            for value, other in zip(points, smaller["case"], strict=True)
+        ]
+        return f"One {_named(case)} with paths, points of mean IoU in the time of static networks: {', '.join(said)}"
+    half = front[front >= front.iloc[-1] / 2]
+    ends = [f"{100 * value:.0f} % in {_style.duration(us)}" for us, value in half.iloc[[-1, 0]].items()]
+    return f"{_named(case)} with paths: mean IoU {', '.join(dict.fromkeys(ends))}"

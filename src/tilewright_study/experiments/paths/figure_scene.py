@@ -24,7 +24,7 @@ def draw(inputs):
 
     found = [path_pictures.read(path) for path in inputs]
     heights = [len(arrays["pictures"]) for arrays, _ in found]
-    drawn = _style.figure(11.0, 1.9 + sum(1.6 * height + 0.6 for height in heights))
+    drawn = _style.figure(1.6 + sum(1.2 * height + 0.5 for height in heights))
     parts = drawn.subfigures(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
     classes, shown = found[0][1]["classes"], set()
     colors = _colors(len(classes))
@@ -41,32 +41,37 @@ def draw(inputs):
                 axes.spines[:].set_visible(False)
             shown |= set(np.unique(labels).tolist()) | set(np.unique(seen).tolist())
         told = zip(header["paths"], header["p50_us"], header["miou"], strict=True)
-        titles = ["scene", "labels", *(_title(*each) for each in told)]
+        titles = ["scene", "its labels", *(_title(*each) for each in told)]
         for axes, title in zip(panels[0], titles, strict=True):
-            axes.set_title(title, fontsize=7.5, loc="center")
-        part.suptitle(header["network"], fontsize=9.5)
+            axes.set_title(title, fontsize=_style.LETTERS)
     handles = [
         Patch(facecolor=colors[at], edgecolor="#BBBBBB", linewidth=0.5, label=classes[at])
         for at in sorted(shown & set(range(len(classes))))
     ]
-    _style.head(drawn, "What paths of a trained network see", handles, columns=8)
+    _style.head(drawn, _finding(found), handles)
     devices = ", ".join(dict.fromkeys(header["device"] for _, header in found))
+    names = ", ".join(_style.network(header["network"].partition(".")[0]) for _, header in found)
     _style.notes(
         drawn,
-        [
-            f"{devices}. New scenes of known objects. Above each path: the blocks that it keeps and what else it "
-            "leaves out, its median time, and its mean IoU on scenes of test. White: no label.",
-        ],
+        f"{names}, {devices}. New scenes of known objects. Above each path: median time, mean IoU on scenes of test.",
     )
     return drawn
 
 
+def _finding(found):
+    """What the first network's best and fastest paths take and see."""
+    _, header = found[0]
+    (slow, *_, fast), (best, *_, least) = ([*values, values[-1]] for values in (header["p50_us"], header["miou"]))
+    times = " to ".join(dict.fromkeys(map(_style.duration, (slow, fast))))
+    return f"Paths of one network: {times} a scene, mean IoU {best:.0%} to {least:.0%}"
+
+
 def _title(path, p50_us, miou):
-    """A path, its time and mean IoU."""
-    blocks, *knobs = path.split()
-    usual = ("levels=1234", "scale=1", "decoder=folded")
-    other = " ".join([blocks, *(knob for knob in knobs if knob not in usual)])
-    return f"{other}\n{p50_us / 1e3:,.2f} ms, mIoU {miou:.1%}"
+    """How many blocks a path keeps, or the size of its image, its time and mean IoU."""
+    scales = [float(knob.removeprefix("scale=")) for knob in path.split() if knob.startswith("scale=")]
+    count = path.split()[0].count("1")
+    small = [f"{scale:.0%} size" for scale in scales if scale != 1]
+    return f"{(small or [f'{count} blocks'])[0]}\n{_style.duration(p50_us)}, {miou:.0%}"
 
 
 def _colors(classes):

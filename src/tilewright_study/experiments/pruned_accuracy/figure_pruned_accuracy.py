@@ -1,18 +1,19 @@
-"""Pruned networks that were trained: images named right over images a second, for each pruner and how much it keeps."""
+"""Pruned networks that were trained: images named right over images a second, for each pruner and how much it keeps.
+
+Top-1 on crops of new scenes over images a second, at the largest batch, tokens packed: a line for each pruner, marks
+from most tokens kept to fewest. Marks are means over the trainings, whiskers the least and the most top-1. The cross is
+the network that keeps all tokens; the pale line joins what no other beats in both.
+"""
 
 from tilewright.networks.batching import UNPRUNED
 from tilewright_study import scenes
 from tilewright_study.experiments.pruned import table_pruned
 from tilewright_study.experiments.pruned_accuracy import table_pruned_accuracy
-from tilewright_study.figures import _contenders, _style
+from tilewright_study.figures import _palette, _style
 from tilewright_study.tables import _read
 
 # Whose classes are counted.
 ENTERED = ("tilewright_study.scenes.sources.crops",)
-COLOURS = {"threshold_l2": "#E69F00", "dynamicvit": "#0072B2", "evit": "#009E73", "ats": "#CC79A7"}
-NAMES = {"threshold_l2": "Threshold-L2", "dynamicvit": "DynamicViT", "evit": "EViT", "ats": "ATS"}
-# What no other beats, under the lines of the pruners.
-_FRONT = {"color": _style.INK, "linewidth": 3.5, "alpha": 0.25, "linestyle": "--", "zorder": 1}
 
 
 def needs(config):
@@ -21,97 +22,55 @@ def needs(config):
 
 
 def draw(inputs):
-    """A panel per network, at its largest batch: a line per pruner with packed tokens, whiskers over the trainings;
-    hollow marks are the same tokens padded, the cross is the network that keeps all, the dashes join what no other
-    beats in both."""
-    from matplotlib.lines import Line2D
-
+    """One panel: the network with the most rows, in the mode in which most images a second were named."""
     frame = table_pruned_accuracy.table(inputs)
-    frame = frame[frame["batch"] == frame.groupby("network")["batch"].transform("max")]
-    cases = list(frame.groupby(["network", "mode"], sort=False))
-    pruners = [name for name in dict.fromkeys(frame["pruner"]) if name]
-    colours = {name: COLOURS.get(name) or _contenders.further(name) for name in pruners}
-    drawn = _style.figure(max(8.4, 5.4 * len(cases)), 5.2)
-    for axes, ((network, mode), rows) in zip(drawn.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
-        for pruner, own in rows[rows["pruner"] != ""].groupby("pruner", sort=False):
-            own = own.sort_values("kept")
-            ours, padded = (own[own["batching"] == name] for name in (table_pruned.OURS, table_pruned.PADDED))
-            _line(axes, ours, colours[pruner], linewidth=1.8, marker="o", markersize=5, zorder=3)
-            _line(
-                axes,
-                padded,
-                colours[pruner],
-                linewidth=0.8,
-                marker="o",
-                markersize=5,
-                markerfacecolor="white",
-                zorder=2,
-            )
-            for row in ours.itertuples():
-                said = f"{row.kept:.0%}"
-                axes.annotate(
-                    said, (row.images_per_s, 100 * row.top1), (4, -9), textcoords="offset points", fontsize=6.5,
-                    color=colours[pruner],
-                )  # fmt: skip
-        best = rows[rows["front"] == "yes"].sort_values("images_per_s")
-        axes.plot(best["images_per_s"], 100 * best["top1"], **_FRONT)
-        whole = rows[rows["batching"] == UNPRUNED].dropna(subset=["images_per_s", "top1"])
-        if len(whole):
-            axes.plot(
-                whole["images_per_s"].median(), 100 * whole["top1"].mean(), linestyle="", marker="X", markersize=9,
-                color=_style.INK, zorder=4,
-            )  # fmt: skip
-        timed = rows.dropna(subset="images_per_s")
-        if not len(timed):
-            _style.nothing(axes, "not measured")
-        said = f"{network}, batch {rows['batch'].iloc[0]:.0f}, {MODES.get(mode, mode)}"
-        trained = f"trainings: {rows['trainings'].max():.0f}, on {rows['images'].min():,.0f} images"
-        axes.set_title(f"{said}\n{trained}", loc="left", fontsize=9)
-        axes.set(xlabel="images a second", ylabel="top-1 on crops of new scenes (%)")
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-    handles = [
-        Line2D([], [], color=colours[name], marker="o", markersize=5, linewidth=1.8, label=NAMES.get(name, name))
-        for name in pruners
-    ]
-    mark = {"linestyle": "", "color": _style.INK}
-    handles += [
-        Line2D([], [], **mark, marker="X", markersize=8, label="not pruned"),
-        Line2D([], [], **mark, marker="o", markerfacecolor="white", label=_contenders.label(table_pruned.PADDED)),
-        Line2D([], [], **_FRONT, label="Pareto front"),
-    ]
-    _style.head(drawn, "Accuracy beside speed where tokens are pruned", handles, columns=3)
-    packed = frame[frame["batching"] == table_pruned.OURS]
-    changed, crops = packed["changed"].sum(), packed["crops"].sum()
-    chance = 1 / len(scenes.create("crops").classes)
+    timed = frame.dropna(subset=["images_per_s", "top1"])
+    finding = "Accuracy beside speed where tokens are pruned"
+    if timed.empty:
+        return _style.nothing(finding, frame["reason"])
+    rows = timed[timed["network"] == timed.groupby("network", sort=False).size().idxmax()]
+    rows = rows[rows["batch"] == rows["batch"].max()]
+    rows = rows[rows["mode"] == rows.loc[rows["images_per_s"].idxmax(), "mode"]]
+    drawn = _style.figure(4.2)
+    axes = drawn.subplots()
+    best = rows[rows["front"] == "yes"].sort_values("images_per_s")
+    axes.plot(best["images_per_s"], 100 * best["top1"], color=_style.PALE, linewidth=6, zorder=1)
+    packed = rows[(rows["pruner"] != "") & (rows["batching"] == table_pruned.OURS)]
+    handles = []
+    for pruner in _palette.in_order(packed["pruner"], "pruners"):
+        own, look = packed[packed["pruner"] == pruner].sort_values("kept"), _palette.look(pruner, "pruners")
+        off = [100 * (own["top1"] - own["least_top1"]), 100 * (own["most_top1"] - own["top1"])]
+        drawn_line = axes.errorbar(
+            own["images_per_s"], 100 * own["top1"], yerr=off, elinewidth=0.8, capsize=2, label=look.label, **look.line
+        )
+        handles.append(drawn_line.lines[0])
+        handles[-1].set_label(look.label)
+    whole = rows[rows["batching"] == UNPRUNED]
+    look = _palette.look(UNPRUNED, "batchings")
+    if len(whole):
+        handles += axes.plot(
+            whole["images_per_s"].median(), 100 * whole["top1"].mean(), label=look.label, linestyle="none",
+            **look.line | {"markersize": 9, "zorder": 4, "linewidth": 0},
+        )  # fmt: skip
+    axes.set(xlabel="images a second", ylabel="top-1 on crops of new scenes (%)")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    _style.head(drawn, _finding(packed) or finding, handles)
+    first = rows.iloc[0]
+    kept = f"{packed['kept'].max():.0%} to {packed['kept'].min():.0%}" if len(packed) else "no"
     _style.notes(
         drawn,
-        [
-            f"{_read.devices(frame)}, {', '.join(sorted(set(frame['dtype'])))}. Networks are trained here, on crops of "
-            "scenes; all pruners prune the same weights, DynamicViT's predictor is trained besides. Numbers at "
-            "marks: tokens kept after the last pruning. Marks are means over the trainings, whiskers the least and the "
-            f"most top-1; chance names {chance:.0%} right. "
-            f"Packed tokens name otherwise than padded ones: {changed:,.0f} of {crops:,.0f} images.",
-            *_contenders.blanks(_reasons(frame), "batching", ["network", "pruner", "setting"]),
-        ],
+        f"{_style.network(first['network'])}, batch {first['batch']:.0f}, {_read.devices(rows)}, {first['dtype']}. "
+        f"Marks: {kept} of the tokens kept, mean of {rows['trainings'].max():.0f} trainings; whiskers: least and most. "
+        f"Chance: {1 / len(scenes.create('crops').classes):.0%}.",
     )
     return drawn
 
 
-MODES = {
-    "eager": "kernel by kernel",
-    "graph": "one CUDA graph",
-    "compile": "compiled",
-    "compile_graph": "compiled graph",
-}
-
-
-def _line(axes, rows, colour, **style):
-    """Top-1 over speed of `rows`, with whiskers from the least to the most top-1 of a training."""
-    rows = rows.dropna(subset=["images_per_s", "top1"])
-    off = [100 * (rows["top1"] - rows["least_top1"]), 100 * (rows["most_top1"] - rows["top1"])]
-    axes.errorbar(rows["images_per_s"], 100 * rows["top1"], yerr=off, color=colour, elinewidth=0.8, capsize=2, **style)
-
-
-def _reasons(frame):
-    """Rows as notes on blanks take them."""
-    return frame.assign(status=frame["images_per_s"].isna().map({True: "skipped or failed", False: "ok"}))
+def _finding(packed):
+    """The pruner that loses least where at least a tenth of the time is saved."""
+    fast = packed[(packed["over_unpruned"] >= 1.1) & packed["lost"].notna()]
+    if fast.empty:
+        return ""
+    best = fast.loc[fast["lost"].idxmin()]
+    name = _palette.look(best["pruner"], "pruners").label
+    return f"{name} loses {max(0, best['lost']):.1f} points of top-1 at {best['over_unpruned']:.2f} times the speed"

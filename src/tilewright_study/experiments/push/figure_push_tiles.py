@@ -1,14 +1,11 @@
-"""Programs on push memories: memory tiles, and cycles to the last output, with the published numbers.
+"""Programs on push memories: how many memory tiles each takes, beside the published numbers.
 
-Short lines are published numbers: the paper's, and those of its public designs.
+Memory tiles of each program on two kinds of memory. Bars are the published numbers: the paper's, and those of its
+public designs. The number behind a name is the side of the image.
 """
 
 from tilewright_study.experiments.push import table_push
-from tilewright_study.figures import _contenders, _style
-
-COLOURS = {"pub": _contenders.BLUE, "dp": "#E69F00"}
-LABELS = {"pub": "pub: wide words, one port", "dp": "dp: single words, two ports"}
-PUBLISHED = "#222222"
+from tilewright_study.figures import _palette, _style
 
 
 def needs(config):
@@ -17,49 +14,51 @@ def needs(config):
 
 
 def draw(inputs):
-    """Two panels: tiles and cycles, a bar per app and memory."""
+    """A row per program, a mark per memory."""
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
     found = table_push.table(inputs)
-    found = found[found["tiles"].notna()]
-    apps, memories = list(dict.fromkeys(found["app"])), list(dict.fromkeys(found["memory"]))
-    drawn = _style.figure(max(7.0, 1.4 + 1.15 * len(apps)), 5.6)
-    panels = drawn.subplots(2, 1, sharex=True)
-    width = 0.8 / max(1, len(memories))
-    columns = (("tiles", "paper_tiles", "memory tiles"), ("last_cycle", "paper_last_cycle", "cycle of the last output"))
-    for axes, (ours, paper, title) in zip(panels, columns, strict=True):
-        if not len(found):
-            _style.nothing(axes, "no app was mapped")
-            continue
-        # A label as high as this, on a logarithmic axis, would hide the published number above its bar.
-        near = float(max(found[ours].max(), found[paper].max()) / found[ours].min()) ** 0.07
-        for number, memory in enumerate(memories):
-            own = found[found["memory"] == memory].set_index("app")
-            places = [apps.index(app) - 0.4 + width * (number + 0.5) for app in own.index]
-            axes.bar(places, own[ours], width * 0.94, color=COLOURS[memory])
-            for place, value, known in zip(places, own[ours], own[paper], strict=True):
-                top = max(value, known) if known < near * value else value
-                axes.annotate(
-                    f"{value:,.0f}", (place, top), (0, 4), textcoords="offset points", ha="center", fontsize=7
-                )
-            axes.scatter(places, own[paper], s=34, marker="_", linewidths=2, color=PUBLISHED, zorder=3)
-        axes.set(yscale="log", ylabel=title)
-        axes.margins(y=0.16)
-        axes.grid(False, axis="x")
-        _style.plain_ticks(axes.yaxis)
-    panels[1].set_xticks(range(len(apps)), [_style.folded(app) for app in apps])
-    handles = [Patch(color=COLOURS[memory], label=LABELS[memory]) for memory in memories]
-    handles.append(Line2D([], [], linestyle="", marker="_", markeredgewidth=2, color=PUBLISHED, label="published"))
-    _style.head(drawn, "Programs on push memories", handles)
-    wrong = found[["wrong_model", "wrong_rtl"]].fillna(0).sum(axis=1)
-    _style.notes(
-        drawn,
-        [
-            f"{int((wrong == 0).sum())} of {len(found)} give each word of numpy, in a model of the array"
-            f"{' and in RTL' if found['wrong_rtl'].notna().all() else ''}. The number behind a name is the side of the "
-            "image. Published: the paper's tiles, for cascade, camera and unsharp its public designs', as are the "
-            "cycles of the images of 64; they end a cycle after their last output.",
-        ],
-    )
+    mapped = found[found["tiles"].notna()]
+    if mapped.empty:
+        return _style.nothing("Programs on push memories", found["reason"])
+    apps = list(dict.fromkeys(mapped.sort_values("tiles", kind="stable")["app"]))
+    memories = _palette.in_order(mapped["memory"], "memories")
+    drawn = _style.figure(1.3 + 0.36 * len(apps))
+    axes = drawn.subplots()
+    handles = []
+    for number, memory in enumerate(memories):
+        own, look = mapped[mapped["memory"] == memory], _palette.look(memory, "memories")
+        places = [apps.index(app) + 0.36 * ((number + 0.5) / len(memories) - 0.5) for app in own["app"]]
+        axes.plot(own["paper_tiles"], places, "|", color=look.colour, markersize=13, markeredgewidth=3, alpha=0.35)
+        handles += axes.plot(
+            own["tiles"],
+            places,
+            linestyle="none",
+            marker=look.marker,
+            color=look.colour,
+            markersize=5.5,
+            label=look.label,
+        )
+    for (app, value), _ in mapped.groupby(["app", "tiles"]):
+        axes.annotate(f"{value:,.0f}", (value, apps.index(app)), (9, 0), textcoords="offset points", va="center")
+    published = {"linestyle": "none", "marker": "|", "markersize": 11, "markeredgewidth": 3, "color": "#AAAAAA"}
+    handles.append(Line2D([], [], label="published", **published))
+    axes.set_yticks(range(len(apps)), [app.replace("_", " ").replace("-", ", ") for app in apps])
+    axes.set(xscale="log", xlabel="memory tiles", ylim=(len(apps) - 0.4, -0.6))
+    _style.plain_ticks(axes.xaxis)
+    axes.grid(axis="y", visible=False)
+    _style.head(drawn, _finding(mapped), handles)
+    wrong = mapped[["wrong_model", "wrong_rtl"]].fillna(0).sum(axis=1)
+    rtl = " and in RTL" if mapped["wrong_rtl"].notna().all() else ""
+    right = f"{int((wrong == 0).sum())} of {len(mapped)} give each word of numpy"
+    _style.notes(drawn, f"{right}, in a model of the array{rtl}.")
     return drawn
+
+
+def _finding(rows):
+    """How often no more tiles are needed than were published."""
+    known = rows[rows["paper_tiles"] > 0]
+    if known.empty:
+        return "Memory tiles of programs on push memories"
+    least = (known["tiles"] <= known["paper_tiles"]).sum()
+    return f"Programs take as many memory tiles as published or fewer in {least} of {len(known)} cases"

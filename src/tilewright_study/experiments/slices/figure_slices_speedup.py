@@ -1,15 +1,19 @@
 """Attention by slice lists: speed-up over the fastest dense attention by the keys left out and the attention kept.
 
-Attention by slice lists over the share of keys that they leave out: speed-up over the fastest dense attention of the
-same run. Dotted: time in proportion to the keys kept. Dashed: the keys are chosen in each call. Queries and keys are
-planted.
+Attention by lists over the share of keys that they leave out (left) and the share of attention that they keep (right):
+speed-up over the fastest dense attention of the same run, at the size that most others ran. Lists are chosen by the
+exact shares of attention; "choosing included" is slices with a predictor in each call. Dotted: time in proportion to
+the keys kept. Queries and keys are planted.
 """
 
 import numpy as np
 
 from tilewright_study.experiments.slices import ORACLE, SLICE, table_slices
-from tilewright_study.figures import _contenders, _style
+from tilewright_study.figures import _palette, _style
 from tilewright_study.tables import _read
+
+# Blocks of keys, of ours and of others: of several shapes the one that is fastest at the most keys left out.
+_BLOCKS = "128x64"
 
 
 def needs(config):
@@ -18,70 +22,69 @@ def needs(config):
 
 
 def draw(inputs):
-    """Two panels per case: over the share of keys that lists leave out, and over the share of attention that they
-    keep."""
-    from matplotlib.lines import Line2D
-
+    """Two panels: over the share of keys that lists leave out, and over the share of attention that they keep."""
     frame = table_slices.table(inputs)
-    cases = list(frame.groupby("case", sort=False))
-    drawn = _style.figure(9.6, 1.9 + 3.1 * len(cases))
-    styles = {}
-    for (left, right), (case, rows) in zip(
-        drawn.subplots(len(cases), 2, squeeze=False, sharey="row"), cases, strict=True
-    ):
-        sparsities = np.linspace(100 * rows["sparsity"].min(), 100 * rows["sparsity"].max())
-        left.plot(sparsities, 100 / (100 - sparsities), ":", color=_style.INK)
-        for name, own, look in _lines(rows):
-            styles.setdefault(name, look)
-            own = own.dropna(subset="speedup").sort_values("sparsity")
-            left.plot(100 * (1 - own["density"]), own["speedup"], markersize=4, **styles[name])
-            right.plot(100 * own["recall"], own["speedup"], markersize=4, **styles[name])
-        left.set(xlabel="keys left out (%)", ylabel="× fastest dense attention", yscale="log")
-        right.set(xlabel="attention kept, mean over queries (%)")
-        for axes in (left, right):
-            axes.axhline(1, color=_style.INK, linewidth=0.8)
-            axes.set_title(f"{case}, {rows['tokens'].iloc[0]:,.0f} tokens")
-            _style.plain_ticks(axes.yaxis)
-    handles = [Line2D([], [], label=name, markersize=4, **style) for name, style in styles.items()]
-    handles.append(Line2D([], [], linestyle=":", color=_style.INK, label="time in proportion to the keys kept"))
-    _style.head(drawn, "Attention by slice lists", handles, columns=3)
-    maps = ", ".join(sorted(set(frame["maps"])))
-    _style.notes(
-        drawn,
-        [
-            f"{_read.devices(frame)}, {', '.join(sorted(set(frame['dtype'])))}; {maps} maps, tokens in the order "
-            f"{', '.join(sorted(set(frame['token_order'])))}. Lists are chosen by the exact shares of attention, "
-            "dashed by a predictor in each call. Every result was compared with attention in float64 over the same "
-            "lists first. Lists that leave out as many keys do not keep as much attention: right.",
-            *_contenders.blanks(frame, "provider", ["case"]),
-        ],
-    )
+    timed = frame.dropna(subset="speedup")
+    if timed[timed["chosen_by"] != ""].empty:
+        return _style.nothing("Attention by slice lists over dense attention", frame["reason"])
+    counts = timed.groupby(["case", "tokens"], sort=False)["provider"].agg(["nunique", "size"]).reset_index()
+    case = counts.sort_values(["nunique", "size", "tokens"], kind="stable")["case"].iloc[-1]
+    rows = timed[timed["case"] == case]
+    drawn = _style.figure(3.9)
+    left, right = drawn.subplots(1, 2, sharey=True)
+    sparsities = np.linspace(100 * rows["sparsity"].min(), 100 * rows["sparsity"].max())
+    left.plot(sparsities, 100 / (100 - sparsities), ":", color=_style.INK, label="time by keys kept")
+    for label, own, style in _lines(rows):
+        own = own.sort_values("sparsity")
+        left.plot(100 * (1 - own["density"]), own["speedup"], label=label, **style)
+        right.plot(100 * own["recall"], own["speedup"], **style)
+    left.set(xlabel="keys left out (%)", ylabel="× dense attention", yscale="log")
+    right.set(xlabel="attention kept, mean over queries (%)")
+    _style.plain_ticks(left.yaxis)
+    for axes in (left, right):
+        axes.axhline(1, color=_palette.DENSE, linewidth=1)
+    _style.head(drawn, _finding(rows), [*left.lines[1:-1], left.lines[0]])
+    first = rows.iloc[0]
+    shape = f"{first['heads']:.0f} heads × {first['head_dim']:.0f}, {first['tokens']:,.0f} tokens"
+    _style.notes(drawn, f"{shape}, {first['dtype']}, {_read.devices(rows)}; {first['maps']} maps.")
     return drawn
 
 
+def _finding(rows):
+    """Speed-ups of slices, choosing included where it was timed, and how many keys are left out."""
+    chosen, exact = _chosen(rows), table_slices.attending(rows)
+    own, how = (chosen, ", choosing included") if len(chosen) else (exact[exact["lengths"] == "equal"], "")
+    if own.empty:
+        return "Attention by lists of keys over dense attention"
+    best = own.groupby("sparsity")["speedup"].max()
+    shares = " to ".join(dict.fromkeys(f"{100 * share:.0f}" for share in (best.index.min(), best.index.max())))
+    return f"Slices without {shares} % of the keys: {_style.times(best)} times as fast as dense attention{how}"
+
+
+def _chosen(rows):
+    """Rows of slices that a predictor chooses in each call: of several predictors the fastest one."""
+    chosen = rows[(rows["call"] == "predict_attend") & (rows["group"] == SLICE)]
+    if chosen.empty:
+        return chosen
+    return chosen[chosen["chosen_by"] == chosen.groupby("chosen_by")["speedup"].mean().idxmax()]
+
+
 def _lines(rows):
-    """``(name, rows, look)`` of each line of a panel, ours first."""
+    """``(label, rows, style)`` of each line, slices first."""
     attend = rows[rows["call"] == "attend"]
-    for group in dict.fromkeys(attend.loc[attend["chosen_by"] == ORACLE, "group"]):
+    for group in (SLICE, _BLOCKS):
         own = table_slices.attending(rows, group)
-        look = {"color": _contenders.GROUPS.get(group) or _contenders.further(group), "marker": "o"}
-        name = f"Tilewright {group.replace('x', '×')}"
-        yield name, own[own["lengths"] == "equal"], look | {"linewidth": 2 if group == SLICE else 1.2}
-        if (own["lengths"] == "uneven").any():
-            look |= {"marker": "D", "markerfacecolor": "none", "linewidth": 1, "linestyle": "-."}
-            yield f"{name}, uneven lists", own[own["lengths"] == "uneven"], look
-    for name in dict.fromkeys(rows.loc[rows["call"] == "predict_attend", "chosen_by"]):
-        colour, marker = _contenders.chooser(name)
-        own = rows[(rows["call"] == "predict_attend") & (rows["chosen_by"] == name)]
-        yield (
-            f"with {name} in each call",
-            own,
-            {"color": colour, "linestyle": "--", "marker": marker, "linewidth": 1.4},
-        )
-    blocked = attend[attend["provider"].isin(_contenders.BLOCKED) & attend["speedup"].notna()]
-    for (provider, group), own in blocked.groupby(["provider", "group"], sort=False):
-        colour, marker = _contenders.BLOCKED[provider]
-        look = {"color": colour, "marker": marker, "linewidth": 1.2}
-        # Of one provider the shapes of blocks differ by what fills their marks.
-        look |= {"markerfacecolor": "none"} if group == "128x64" else {}
-        yield f"{_style.PROVIDER_NAMES[provider]} {group.replace('x', '×')}", own, look
+        own = own[own["lengths"] == "equal"]
+        if len(own):
+            look = _palette.look(group, "groups")
+            yield f"Tilewright, {look.label}", own, look.line
+    chosen = _chosen(rows)
+    if len(chosen):
+        look = _palette.look(chosen["chosen_by"].iloc[0], "choosers")
+        yield f"slices, choosing included ({look.label})", chosen, look.line | {"linestyle": "--"}
+    others = attend[(attend["provider"] != table_slices.OURS) & (attend["chosen_by"] == ORACLE)]
+    for provider, own in others.groupby("provider", sort=False):
+        look = _palette.look(provider, "sparse")
+        fastest = own.sort_values(["sparsity", "speedup"]).iloc[-1]["group"]
+        label = f"{look.label}, blocks {fastest.replace('x', ' × ')}"
+        yield label, own[own["group"] == fastest], look.line
