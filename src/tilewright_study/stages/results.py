@@ -21,10 +21,10 @@ def run(family, input, output, checkout):
     is skipped, and the file is named. Raises `ArtifactError` where nothing can be made.
     """
     members, make, suffixes = FAMILIES[family]
-    studies = _studies(checkout)
+    stated = studies(checkout)
     made = 0
     for name in members.NAMES:
-        asked = (dict.fromkeys(_found(path, Path(input), checkout) for path in members.needs(name, s)) for s in studies)
+        asked = (dict.fromkeys(found(path, Path(input), checkout) for path in members.needs(name, s)) for s in stated)
         asked = [list(needed) for needed in asked if needed]
         needed = next((paths for paths in asked if all(path.exists() for path in paths)), None)
         if needed is None:
@@ -38,7 +38,7 @@ def run(family, input, output, checkout):
         raise ArtifactError(f"{input}: expected the rows of a run of the study, found none that suffice")
 
 
-def _studies(checkout):
+def studies(checkout):
     """All that runs on a CPU, and the default study."""
     from snakemake.utils import update_config
 
@@ -48,7 +48,7 @@ def _studies(checkout):
     return config.load(stated), default
 
 
-def _found(path, logs, checkout):
+def found(path, logs, checkout):
     """Where a file that the study calls `path` is when its logs are in the folder `logs`."""
     if path.startswith(experiments.LOGS):
         recorded = logs / f"{experiments.of_file(path)}.csv"

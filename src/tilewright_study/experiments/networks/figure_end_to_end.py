@@ -34,14 +34,14 @@ def draw(inputs):
     drawn = _style.figure(1.2 + rows * (0.75 + 0.27 * len(names)))
     panels = drawn.subplots(rows, columns, squeeze=False, sharey=True)
     # Small images above, large ones below.
-    places = panels.T.flat if rows > 1 and len(cases) == rows * columns else panels.flat
+    places = list(panels.T.flat if rows > 1 and len(cases) == rows * columns else panels.flat)
     for axes, (network, batch) in zip(places, cases, strict=False):
         here = ran[(ran["network"] == network) & (ran["batch"] == batch)].set_index("attention")
         _bars(axes, here, names)
         axes.set_title(f"{_style.network(network)}", loc="left")
-    for axes in list(places)[len(cases) :]:
+    for axes in places[len(cases) :]:
         axes.set_visible(False)
-    for axes in panels[-1]:
+    for axes in places[: len(cases)] if rows == 1 else panels[-1]:
         axes.set_xlabel("p50 of a batch (ms)")
     judged = ours[ours["verdict"] != ""]
     if len(judged):
