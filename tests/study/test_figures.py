@@ -21,7 +21,7 @@ from tilewright.networks import attentions, batching
 from tilewright_study import config, experiments, figures, provenance, tables
 from tilewright_study.baselines import packed, sparse
 from tilewright_study.experiments.attention import figure_pattern as masks
-from tilewright_study.figures import _palette, _style
+from tilewright_study.figures import _palette, _quoted, _style
 from tilewright_study.report import page
 from tilewright_study.tables import _read, _select
 
@@ -894,6 +894,34 @@ def test_a_contender_has_one_look_in_all_groups():
     assert {
         _palette.GROUPED[group][name].colour for group, name in (("sparse", "tilewright"), ("batchings", "ragged"))
     } == {_palette.BLUE}
+
+
+# Figures of documents
+
+PAGES = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
+QUOTED = sorted({name for page in PAGES for name in _quoted.shown(page)})
+
+
+def test_each_picture_is_on_a_page():
+    linked = {name for page in PAGES for name in re.findall(r"figures/(\w+\.(?:png|svg))\)", page)}
+    assert {path.name for path in (ROOT / _quoted.PLACE).iterdir()} == linked
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_a_picture_of_a_page_is_drawn_of_the_recorded_rows(name):
+    path = ROOT / _quoted.PLACE / f"{name}.png"
+    assert _quoted.said(path) == _quoted.source(name, ROOT)
+    assert path.stat().st_size <= 150_000
+
+
+def test_a_picture_is_drawn_by_its_name(tmp_path):
+    (tmp_path / "expected/h200").mkdir(parents=True)
+    for place in ("config.yaml", "config", "expected/h200/worth.csv"):
+        (tmp_path / place).symlink_to(ROOT / place)
+    assert _quoted.shown("![a](figures/h200_worth.png) ![b](figures/mine.png)") == ["h200_worth"]
+    _quoted.draw("h200_worth", tmp_path)
+    made, kept = (root / _quoted.PLACE / "h200_worth.png" for root in (tmp_path, ROOT))
+    assert _quoted.said(made) == _quoted.said(kept) != ""
 
 
 # Figures of pictures, whose words are those of their panels.

@@ -183,7 +183,7 @@ def test_recorded_gpu_rows_suffice_for_every_study(tmp_path, more, stated):
 def test_selected_experiments_of_the_gpu_study_run_alone(tmp_path):
     jobs = selected(tmp_path, "ragged,pruned")
     counts = Counter(name for name, _ in jobs)
-    assert counts == {"experiment": 16, "figure": 4, "table": 3, "report": 1, "all": 1}
+    assert counts == {"experiment": 16, "figure": 2, "table": 3, "report": 1, "all": 1}
     pruned = [w["case"] for name, w in jobs if w.get("experiment") == "pruned"]
     assert len(pruned) == 13 and {case.rpartition("-")[2] for case in pruned} == {*pruners.NAMES} - {"none"}
 

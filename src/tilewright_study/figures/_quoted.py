@@ -7,6 +7,7 @@ A document shows ``figures/<figure>.png`` of two cores, or ``figures/<device>_<f
 import hashlib
 import re
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from tilewright.core import artifacts
@@ -27,7 +28,7 @@ def draw(name, root):
     from tilewright_study.stages import results
 
     device, figure = _parts(name)
-    study, _ = results.studies(root)
+    study = _study(root)
     with tempfile.TemporaryDirectory() as folder:
         made = [_made(path, study, Path(folder)) for path in figures.needs(figure, study)]
         inputs = dict.fromkeys(results.found(path, root / FOLDERS[device], root) for path in made)
@@ -41,8 +42,7 @@ def source(name, root):
     from tilewright_study.stages import results
 
     device, figure = _parts(name)
-    study, _ = results.studies(root)
-    needed = [results.found(path, root / FOLDERS[device], root) for path in figures.needs(figure, study)]
+    needed = [results.found(path, root / FOLDERS[device], root) for path in figures.needs(figure, _study(root))]
     digest = hashlib.sha256()
     for path in sorted({path for path in needed if path.suffix == ".csv"}):
         digest.update(path.read_bytes())
@@ -55,6 +55,14 @@ def said(path):
 
     with Image.open(path) as picture:
         return picture.info.get("Source", "")
+
+
+@cache
+def _study(root):
+    """The study that selects what is shown: all that runs on a CPU."""
+    from tilewright_study.stages import results
+
+    return results.studies(root)[0]
 
 
 def _parts(name):

@@ -3,9 +3,9 @@ over that of the ILP's schedule, per workload and order.
 
 The measured gain of integer programming for each workload and order, tokens in plan order: the time of a rival's
 schedule over that of the ILP's. The rivals are the best schedule of one fixed tile, local search over the same tiles
-("descent") and the plain greedy. Above 1 the ILP's schedule is faster. The boxes at the top show all cases. A
-difference within two standard errors of the two times is a tie. The best of several fixed tiles is the least of as many
-measurements, noise included, which favours it.
+("descent") and the plain greedy. Above 1 the ILP's schedule is faster. A difference within two standard errors of the
+two times is a tie. The best of several fixed tiles is the least of as many measurements, noise included, which favours
+it.
 """
 
 from tilewright_study.tables import _read, _select

@@ -2,8 +2,7 @@
 
 Predicted against measured latency of every schedule that ran with its tokens in plan order. The prediction comes from
 the profile alone: for each round the longest item or the load shared by the lanes, plus the round's launches. On the
-line the two agree. The band is ±30 %. The boxes show the relative errors by family and by the method that found the
-schedule. The median and the 90th percentile over all schedules stand above them.
+line the two agree. The band is ±30 %.
 """
 
 from tilewright_study.tables import _read, _select

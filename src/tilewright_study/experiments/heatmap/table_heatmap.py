@@ -1,8 +1,8 @@
 """DynamicViT's training mask: speed-up over dense attention by resolution and patch size, beside the paper's value.
 
 DynamicViT's training mask: measured speed-up of the plan over the fastest dense attention by resolution and patch size.
-Large numbers are ours, small ones the paper's (over FlashAttention, A100). Hatched cells were not measured, for the
-reason that their letter stands for. The paper's map also holds cells that the published network cannot run, such as one
+The upper number of a cell is ours, the lower one the paper's (over FlashAttention, A100). Hatched cells were not
+measured; the table has the reason. The paper's map also holds cells that the published network cannot run, such as one
 token (224 px, patch 128).
 """
 

@@ -1,9 +1,8 @@
 """From how many tokens a window pays: one layer and one block of ViT-B against the fastest dense attention.
 
 From how many tokens a window pays: speed-up over the fastest dense attention by tokens and by the share of pairs that
-the window keeps, of one attention layer (12 heads of 64) and of one whole block of ViT-B. The dashed line is where both
-take the same time; below it in tokens the dense network is the better choice. Hatched cells were not measured, for the
-reason that their letter stands for.
+the window keeps, of one attention layer (12 heads of 64) and of one whole block of ViT-B. Below 1 the dense network is
+the better choice. Hatched cells were not measured; the table has the reason.
 """
 
 import numpy as np
