@@ -4,7 +4,9 @@ The figure ``<name>`` of an experiment is the module ``figure_<name>`` of its fo
 docstring says what the figure shows. The others are its caption, in reStructuredText; without any it has that of the
 table of its name. Contract of the module:
     ``needs(config) -> list[str]``: the files it is drawn from; empty when the configuration selects nothing to show.
-    ``draw(inputs) -> matplotlib.figure.Figure``: what was not measured stays blank and says why.
+    ``draw(inputs) -> matplotlib.figure.Figure``: as wide as a page (`_style.figure`), a finding of its rows above it
+        (`_style.head`), contenders by their looks (`_palette.look`). What was not measured is left out, tables say why;
+        where nothing was, it is `_style.nothing`.
 
 One of `OF_FAMILIES` is drawn for each family of models, ``<name>_<family>``. Its functions take the family as well:
 ``needs(config, family)`` and ``draw(inputs, family)``.
