@@ -499,7 +499,7 @@ def test_pattern_figures_have_a_picture_for_each_tile_and_order(study):
     assert f"order IC: {cover.area.sum() / 64**2:.1%}\ntile 8 × 1" in titles
     assert sum(each.startswith("the model's order") for each in titles) == 2
     natural = blocks.load("results/blocks/regionvit-tiny-224-s1/none/8x1.npz")
-    assert f"tiles run {natural.area.sum() / 64**2:.0%} of them, reordered" in title(figure)
+    assert f"tiles run {natural.area.sum() / 64**2:.1%}, reordered" in title(figure)
 
 
 def test_fill_is_entries_over_area(study):

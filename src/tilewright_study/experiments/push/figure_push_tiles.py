@@ -45,6 +45,8 @@ def draw(inputs):
     handles.append(Line2D([], [], label="published", **published))
     axes.set_yticks(range(len(apps)), [app.replace("_", " ").replace("-", ", ") for app in apps])
     axes.set(xscale="log", xlabel="memory tiles", ylim=(len(apps) - 0.4, -0.6))
+    most = mapped[["tiles", "paper_tiles"]].max().max()
+    axes.set_xlim(0.8, 1.4 * most)
     _style.plain_ticks(axes.xaxis)
     axes.grid(axis="y", visible=False)
     _style.head(drawn, _finding(mapped), handles)
