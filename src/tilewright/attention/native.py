@@ -190,12 +190,14 @@ def in_turns(
 
 
 def _drawn(graph, device, heads, head_dim, dtype, units, seed):
-    """Random q, k and v on a device of this kind, of one image, or of as many as have patterns."""
+    """Random q, k and v on a device of this kind, of one image, or of as many as have patterns; the heads of a token
+    are adjacent, as networks have them."""
     batch = 1 if units is None else units.images or 1
     n_q, place = graph.n_rows // (1 if units is None else units.patterns), devices.facts(device).TORCH_DEVICE
     like: dict[str, Any] = {"generator": torch.Generator("cpu").manual_seed(seed), "dtype": torch.float32}
     sizes = n_q, graph.n_cols, graph.n_cols
-    return [torch.randn(batch, heads, n, head_dim, **like, device="cpu").to(place, dtype) for n in sizes]
+    drawn = [torch.randn(batch, n, heads, head_dim, **like, device="cpu") for n in sizes]
+    return [x.to(place, dtype).transpose(1, 2) for x in drawn]
 
 
 def least_us(operations: int, dtype: torch.dtype, device: str) -> float:
