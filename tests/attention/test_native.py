@@ -238,9 +238,9 @@ def test_close_predictions_are_settled_in_turns(near, monkeypatch):
 
     def timed(calls, **_):
         asked.append([call.func.launches for call in calls])
-        return [SimpleNamespace(p50_us=3.0), SimpleNamespace(p50_us=2.0)]
+        return [SimpleNamespace(p20_us=3.0), SimpleNamespace(p20_us=2.0)]
 
-    monkeypatch.setattr(native.timing, "time_in_turns", timed)
+    monkeypatch.setattr(native.timing, "time_together", timed)
     known = schedule.choose(plan.schedule, {"masked": near * own_us})
     sizes = {"device": "cpu", "heads": H, "head_dim": D, "dtype": "float32"}
     found = native.in_turns(known, plan.blocks, plan.graph, **sizes)

@@ -185,8 +185,13 @@ def in_turns(
         for of in ({best: 0.0}, {})
     ]
     with torch.no_grad():
-        found, tiles = timing.time_in_turns(calls, gpu=devices.facts(device).CUDA, **_EFFORT, turns=_TURNS)
-    return known | {best: own_us * found.p50_us / tiles.p50_us}
+        on_gpu = devices.facts(device).CUDA
+        found, tiles = (
+            timing.time_in_turns(calls, gpu=True, **_EFFORT, turns=_TURNS)
+            if on_gpu
+            else timing.time_together(calls, **_EFFORT)
+        )
+    return known | {best: own_us * (found.p50_us / tiles.p50_us if on_gpu else found.p20_us / tiles.p20_us)}
 
 
 def _drawn(graph, device, heads, head_dim, dtype, units, seed):
