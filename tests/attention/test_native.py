@@ -1,7 +1,9 @@
 """Torch's own attention as what a plan runs: every form against the oracle, its choice, its file and its gradients."""
 
 import copy
+import gc
 import pickle
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
@@ -334,6 +336,20 @@ def test_autocast_and_inference():
     with torch.inference_mode():
         assert torch.equal(plan(q, k, v), expected)
     expected += 1
+
+
+@pytest.mark.parametrize("form", ("masked", "compacted"))
+def test_what_is_dropped_is_freed_at_once(form):
+    plan = made(patterns("empty", 36, 44, 3), form)
+    plan(*tensors(36, 44))
+    (executor,) = (weakref.ref(each) for each in plan._prepared.values())
+    assert executor() is not None
+    gc.disable()
+    try:
+        plan._prepared.clear()
+        assert executor() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("kind", ("random", "dense rows", "windows"))

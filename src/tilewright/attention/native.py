@@ -349,11 +349,11 @@ class Executor:
     mask: Tensor | None = None
     on_gpu: bool = False
     # Whether tensors are like those of the last call, which were checked, and the call of such.
-    _known: tuple[Callable, Callable] = field(init=False, repr=False)
+    _known: tuple[Callable, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """No call is known."""
-        self._known = (lambda *_: False), self._check
+        self._known = (lambda *_: False), None
 
     @property
     def launches(self) -> Sequence[str]:
@@ -421,19 +421,21 @@ class Executor:
         given: dict[str, Any] = {"scale": self.scale} | ({} if self.products else {"attn_mask": self._of_batch(batch)})
         kernel: Any = _by_products if self.products else F.scaled_dot_product_attention
         attend = partial(kernel, **given)
-        keys, in_place = self.keys, self.windows == 1 and self.queries is None
+        # Of itself it holds nothing: a cycle would keep masks in memory.
+        windows, queries, keys, back, n_q = self.windows, self.queries, self.keys, self.back, self.shape[0]
+        in_place = windows == 1 and queries is None
         promised: set[tuple[int, ...]] = set()
 
         def run(q, k, v):
             if in_place:
                 out = attend(q, k, v) if keys is None else attend(q, k.index_select(2, keys), v.index_select(2, keys))
             else:
-                taken = self._taken(q, self.queries), self._taken(k, keys), self._taken(v, keys)
-                out = self._returned(attend(*taken), q)
+                taken = _taken(q, queries, windows), _taken(k, keys, windows), _taken(v, keys, windows)
+                out = _returned(attend(*taken), q, queries, back, windows, n_q)
             # To ask whether it is contiguous takes a microsecond.
             if out.stride() not in promised:
                 if not out.transpose(1, 2).is_contiguous():
-                    return qkv.empty(out, self.shape[0]).copy_(out)
+                    return qkv.empty(out, n_q).copy_(out)
                 promised.add(out.stride())
             return qkv.own(out)
 
@@ -446,30 +448,6 @@ class Executor:
             return self.mask
         return self.mask.repeat(batch, 1, 1, 1)
 
-    def _taken(self, x, places):
-        """[B, H, N, D] → [B * windows, H, N / windows, D] of the tokens at `places`."""
-        if places is not None:
-            # Where the heads of a token stand side by side, they are moved together.
-            x = (
-                x.transpose(1, 2).index_select(1, places).transpose(1, 2)
-                if self.windows > 1
-                else x.index_select(2, places)
-            )
-        if self.windows == 1:
-            return x
-        return x.transpose(1, 2).unflatten(1, (self.windows, -1)).flatten(0, 1).transpose(1, 2)
-
-    def _returned(self, out, q):
-        """The inverse of `_taken` for results: those of queries without keys are zeros."""
-        if self.windows > 1:
-            out = out.transpose(1, 2).unflatten(0, (len(q), -1)).flatten(1, 2).transpose(1, 2)
-        if self.back is not None:
-            return out.transpose(1, 2).index_select(1, self.back).transpose(1, 2)
-        if self.queries is None or out.shape[2] == self.shape[0]:
-            return out
-        whole = qkv.empty(q, self.shape[0]).zero_()
-        return whole.index_copy_(2, self.queries.long(), out)
-
     @property
     def differentiates(self) -> bool:
         """Whether this executor has `gradients`: on a CPU."""
@@ -478,22 +456,40 @@ class Executor:
     @in_any_state
     def gradients(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         """``(dq, dk, dv)`` of ``out = self(q, k, v)`` for the gradient `grad` of `out`, by torch's own operators."""
-        given = self._taken(q, self.queries), self._taken(k, self.keys), self._taken(v, self.keys)
+        places = self.queries, self.keys, self.keys
+        given = [_taken(x, at, self.windows) for x, at in zip((q, k, v), places, strict=True)]
         mask = self._of_batch(len(q))
         made, logs = attention_with_lse(*given, attn_mask=mask, scale=self.scale)
         found = attention_gradients(
-            self._taken(grad, self.queries), *given, made, logs, 0.0, False, attn_mask=mask, scale=self.scale
+            _taken(grad, self.queries, self.windows), *given, made, logs, 0.0, False, attn_mask=mask, scale=self.scale
         )
-        return tuple(
-            self._put(x, like, at)
-            for x, like, at in zip(found, (q, k, v), (self.queries, *[self.keys] * 2), strict=True)
-        )
+        return tuple(self._put(x, like, at) for x, like, at in zip(found, (q, k, v), places, strict=True))
 
     def _put(self, x, like, places):
         """Gradients of what `_taken` gave of a tensor as those of the tensor."""
         if self.windows > 1:
             x = x.transpose(1, 2).unflatten(0, (len(like), -1)).flatten(1, 2).transpose(1, 2)
         return x if places is None else torch.zeros_like(like).index_copy_(2, places.long(), x)
+
+
+def _taken(x, places, windows):
+    """[B, H, N, D] → [B * windows, H, N / windows, D] of the tokens at `places`."""
+    if windows == 1:
+        return x if places is None else x.index_select(2, places)
+    # The heads of a token are moved together.
+    tokens = x.transpose(1, 2) if places is None else x.transpose(1, 2).index_select(1, places)
+    return tokens.unflatten(1, (windows, -1)).flatten(0, 1).transpose(1, 2)
+
+
+def _returned(out, q, queries, back, windows, n_q):
+    """The inverse of `_taken` for results: those of queries without keys are zeros."""
+    if windows > 1:
+        out = out.transpose(1, 2).unflatten(0, (len(q), -1)).flatten(1, 2).transpose(1, 2)
+    if back is not None:
+        return out.transpose(1, 2).index_select(1, back).transpose(1, 2)
+    if queries is None or out.shape[2] == n_q:
+        return out
+    return qkv.empty(q, n_q).zero_().index_copy_(2, queries.long(), out)
 
 
 def _by_products(q, k, v, scale):
