@@ -99,7 +99,7 @@ class Times:
     shapes: tuple[ItemShape, ...]
 
 
-def _kept(blocks, device, seed, split_keys, **sizes):
+def _kept(blocks, device, seed, split_keys=None, **sizes):
     """What `measure` returns, from memory or a file where the same was measured before, else written there."""
     options = _options(blocks, **sizes)
     made_for = _made_for(blocks, device, options, split_keys)
