@@ -138,7 +138,7 @@ def test_recorded_costs_stand_in_for_a_model_that_is_not_there(file, tmp_path):
     ("claim", "measured"), [("accelerator_decoder", 5 / 40), ("accelerator_whole", 50 / 90)], ids=["decoder", "whole"]
 )
 def test_claims_are_about_the_hardware_where_folding_gains_least(file, tmp_path, claim, measured):
-    stated = {"id": f"{claim}:segformer-b2-512", "experiments": "accelerator", "claim": "c", "relation": "<="}
+    stated = {"id": f"{claim}:segformer-b2-512", "kind": "aim", "claim": "c", "relation": "<="}
     stated |= {"expected": 0.6, "unit": "×"}
     synthetic.write_csv(tmp_path / "c" / "claims.csv", ",".join(stated), [stated])
     (row,) = claims.table([tmp_path / "c" / "claims.csv", ROOT / _select.PAPER_LATENCY, file]).itertuples()

@@ -179,7 +179,7 @@ def test_streams_are_over_the_oracle_one_path_and_static_networks(rows):
     ],
 )
 def test_claims_about_streams_are_judged(measure, contender, expected, verdict, rows, tmp_path):
-    claim = {"id": f"{measure}:uniform/{contender}/{CASE}", "experiments": "stream", "claim": "c", "unit": ""}
+    claim = {"id": f"{measure}:uniform/{contender}/{CASE}", "kind": "aim", "claim": "c", "unit": ""}
     relation = "<=" if measure == "stream_switch_us" else ">="
     path = tmp_path / "claims.csv"
     pd.DataFrame([claim | {"relation": relation, "expected": expected}]).to_csv(path, index=False)

@@ -240,7 +240,7 @@ def test_the_figure_has_a_line_for_each_pruner(files):
     ],
 )
 def test_claims_are_about_the_worst_training(files, tmp_path, claim, measured):
-    stated = {"id": claim, "experiments": "pruned_accuracy", "claim": "c", "relation": ">=", "expected": 1, "unit": "%"}
+    stated = {"id": claim, "kind": "aim", "claim": "c", "relation": ">=", "expected": 1, "unit": "%"}
     synthetic.write_csv(tmp_path / "claims" / "claims.csv", ",".join(stated), [stated])
     (row,) = claims.table([tmp_path / "claims" / "claims.csv", ROOT / _select.PAPER_LATENCY, *files]).itertuples()
     assert row.measured == pytest.approx(measured) and row.verdict == "met"

@@ -5,7 +5,6 @@ the first paragraph of its docstring says what the table shows, the others are i
     ``needs(config) -> list[str]``: the files it is made from; empty when the configuration selects nothing to show.
     ``table(inputs) -> DataFrame``: the rows, from those files alone; what was not measured is missing, never guessed.
     ``SHOWN``: ``{column: (header with unit, format)}``, the columns of the Markdown form, in order.
-    ``PARTS``, where the Markdown form comes in parts: ``(column, values)``, a part for each value, which heads it.
 """
 
 import inspect
@@ -65,7 +64,7 @@ def tabulate(name, inputs, outputs):
     module = member(name)
     writers = {
         ".csv": lambda path: artifacts.write_text(path, frame.to_csv(index=False, lineterminator="\n")),
-        ".md": lambda path: artifacts.write_text(path, markdown(frame, module.SHOWN, getattr(module, "PARTS", None))),
+        ".md": lambda path: artifacts.write_text(path, markdown(frame, module.SHOWN)),
         ".json": lambda path: _origin.save(path, name, module, inputs),
     }
     for path in map(Path, outputs):
@@ -94,12 +93,8 @@ def cells(frame, shown):
     return numeric, rows
 
 
-def markdown(frame, shown, parts=None):
-    """`frame` as a Markdown table of the columns in `shown`; numbers stand to the right. parts: as in the contract."""
-    if parts:
-        column, values = parts
-        found = {value: frame[frame[column] == value] for value in values}
-        return "\n".join(f"## {value}: {len(rows)}\n\n{markdown(rows, shown)}" for value, rows in found.items())
+def markdown(frame, shown):
+    """`frame` as a Markdown table of the columns in `shown`; numbers stand to the right."""
     numeric, rows = cells(frame, shown)
     lines = [
         [header for header, _ in shown.values()],

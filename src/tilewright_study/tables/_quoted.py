@@ -1,12 +1,12 @@
 """Tables that README.md and docs/ quote from recorded rows, so that they cannot disagree with them (stage T6).
 
 In a document each stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, where `updated` writes it. The name is
-one of `NAMES`: ``<device>-<table>`` for a device of `FOLDERS`.
+one of `NAMES`: ``<device>-<table>`` for a device of `FOLDERS`, or ``results-<kind>`` for a kind of claims.
 """
 
 import re
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from tilewright.attention import reorder
@@ -14,6 +14,7 @@ from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
 from tilewright_study.experiments.attention import table_policy_summary, table_speedup
 from tilewright_study.experiments.networks import table_end_to_end, table_network_plans
+from tilewright_study.experiments.networks.claims import beside_paper
 from tilewright_study.experiments.pruned import table_pruned
 from tilewright_study.experiments.ragged import table_ragged
 from tilewright_study.experiments.slices import table_slices
@@ -194,29 +195,18 @@ def _dense(root, device):
 
 
 def _paper(root, device):
-    """Whole networks with one image over the same with dense attention, beside the paper's speed-ups of these."""
-    found = judged(root, device)
-    found = found[found["id"].str.startswith("paper_network")]
-    found = found.assign(network=found["id"].str.partition(":")[2])
+    """The paper's speed-ups of whole networks with one image, and what one layer and the whole network gain here."""
+    rows = beside_paper([*_recorded(root, device, "networks"), root / _select.PAPER_LATENCY])
+    layers = _table(root, device, "attention", table_speedup.table)
+    ways = {suffix: way for suffix, way in _WAYS.items() if rows[f"over{suffix}"].notna().any()}
     lines = []
-    for network, rows in found.groupby("network", sort=False):
-        by = rows.set_index(rows["id"].str.partition(":")[0])
-        cells = []
-        for way in ("paper_network", "paper_network_graph"):
-            known = way in by.index
-            cells += [_ratio(by.loc[way, "measured"]), by.loc[way, "verdict"]] if known else ["", ""]
-        over = next((where.partition(" over ")[2] for where in rows["where"] if where), "")
-        lines.append([network, _ratio(rows["expected"].iloc[0]), *cells, over])
-    header = [
-        "network",
-        "paper, A100, ×",
-        "called, ×",
-        "the paper's is",
-        "as a CUDA graph, ×",
-        "the paper's is",
-        "over",
-    ]
-    return _lines(header, lines, left=1)
+    for row in rows.to_dict("records"):
+        layer = layers.loc[layers["model"].isin([row["network"], f"{row['network']}-s1"]), "speedup"].max()
+        reached = {True: "reproduced", False: "not reproduced"}[row["best"] >= row["paper_speedup"]]
+        values = [row["paper_speedup"], layer, *(row[f"over{suffix}"] for suffix in ways)]
+        lines.append([row["network"], *map(_ratio, values), reached if row["best"] > 0 else claims.UNKNOWN])
+    header = ["paper: whole network, A100, ×", "one layer, ×", *(f"whole network, {way}, ×" for way in ways.values())]
+    return _lines(["network, one image", *header, "the paper's is"], lines, left=1)
 
 
 def _networks(root, device):
@@ -433,14 +423,6 @@ def _pruned_cells(rows, case):
     return f"{rate:,.0f} images/s", peer, _ratio(row["over_fair"])
 
 
-def _counts(root, devices):
-    """How many claims have each verdict on each device."""
-    counts = {device: judged(root, device)["verdict"].value_counts() for device in devices}
-    shown = [verdict for verdict in claims.VERDICTS if any(verdict in found for found in counts.values())]
-    lines = [[_DEVICES[device], *(f"{found.get(name, 0)}" for name in shown)] for device, found in counts.items()]
-    return _lines(["claims on", *shown], lines, left=1)
-
-
 def _policy(root, device):
     return markdown(table_policy_summary.table(_recorded(root, device, "attention")), table_policy_summary.SHOWN)
 
@@ -448,43 +430,20 @@ def _policy(root, device):
 @cache
 def judged(root, device):
     """The claims with their verdicts on the rows recorded of `device`."""
-    return claims.table([root / _select.CLAIMS, *_recorded(root, device, *_read.ROWS)])
+    listed = [root / path for path in (_select.CLAIMS, *_select.PAPERS)]
+    return claims.table(dict.fromkeys([*listed, *_recorded(root, device, *_read.ROWS)]))
 
 
-def _claims(root, device):
-    frame = judged(root, device)
-    rank = frame["verdict"].map(claims.VERDICTS.index)
-    # The heading above the table names the device.
-    shown = {name: form for name, form in claims.SHOWN.items() if name != "device"}
-    return markdown(frame.loc[rank.sort_values(kind="stable").index], shown)
-
-
-def _verdicts(root, devices, shown=claims.VERDICTS):
-    """Claims with their verdicts on each device: those that have one of `shown` somewhere, and the number of all. The
-    cell of a device that a claim is not about is empty."""
-    frames = {device: judged(root, device).set_index("id") for device in devices}
+def _results(root, kind):
+    """The claims of a kind with what was found on each device; the cell of one that ran nothing of it is empty."""
+    frames = [judged(root, device).set_index("id") for device in FOLDERS]
     (listed,) = _read.frames([root / _select.CLAIMS], "claims")
     lines = []
-    for claim in listed.to_dict("records"):
-        rows = [frame.loc[claim["id"]] if claim["id"] in frame.index else None for frame in frames.values()]
-        if {row["verdict"] for row in rows if row is not None} & set(shown):
-            expected = f"{claim['relation']} {claim['expected']:,.4g} {claim['unit']}".rstrip()
-            lines.append([claim["claim"], expected, *map(_verdict, rows)])
-    counts = {device: frame["verdict"].value_counts() for device, frame in frames.items()}
-    headers = [
-        f"{device}: {', '.join(f'{found[verdict]} {verdict}' for verdict in claims.VERDICTS if verdict in found)}"
-        for device, found in counts.items()
-    ]
-    return _lines(["claim", "expected", *headers], lines, left=1)
-
-
-def _verdict(row):
-    """The verdict on a claim in a cell."""
-    if row is None:
-        return ""
-    if row["verdict"] == "not measured":
-        return row["verdict"]
-    return f"{row['measured']:,.4g}: {row['verdict']} ({row['margin']:+.0%})"
+    for claim in listed[listed["kind"] == kind].to_dict("records"):
+        cells = [claims.found(frame.loc[claim["id"]]) if claim["id"] in frame.index else "" for frame in frames]
+        if any(cells):
+            lines.append([claim["claim"], *cells])
+    return _lines(["claim", *(_DEVICES[device] for device in FOLDERS)], lines, left=1 + len(frames))
 
 
 def _us(value):
@@ -537,11 +496,9 @@ _TABLES = {
     "slices": _slices,
     "policy-summary": _policy,
     "pruned-summary": _pruned_summary,
-    "claims": _claims,
 }
 NAMES = {f"{device}-{name}": (make, device) for device in FOLDERS for name, make in _TABLES.items()}
 NAMES |= {"h200-network-plans": (_network_plans, "h200"), "h200-published-ragged": (_published_ragged, "h200")}
 NAMES |= {"h200-published-kernel": (_published_kernel, "h200")}
-NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "claims": (_verdicts, tuple(FOLDERS))}
-NAMES |= {"not-met": (partial(_verdicts, shown=("not met", "failed")), tuple(FOLDERS))}
-NAMES |= {"headline": (_headline, None), "verdicts": (_counts, tuple(FOLDERS))}
+NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "headline": (_headline, None)}
+NAMES |= {f"results-{kind}": (_results, kind) for kind in claims.KINDS if kind != "aim"}

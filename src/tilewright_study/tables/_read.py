@@ -37,8 +37,9 @@ _BY_HAND = {
     ),
     "paper_configure": (["stream", "component", "task"], ["cycles", "paper_seconds"]),
     "paper_push": (["app", "memory"], ["paper_tiles", "paper_last_cycle", "paper_saved"]),
-    "claims": (["id", "experiments", "claim", "relation", "unit"], ["expected"]),
+    "claims": (["id", "kind", "claim", "relation", "unit"], ["expected"]),
 }
+PAPERS = tuple(kind for kind in _BY_HAND if kind.startswith("paper"))
 # Those that a run leaves in its logs.
 ROWS = experiments.NAMES
 # Solvers that solve no integer program.

@@ -8,6 +8,7 @@ PAPER_RAGGED = "expected/paper/ragged.csv"
 PAPER_CONFIGURE = "expected/paper/configure.csv"
 PAPER_PUSH = "expected/paper/push.csv"
 PAPER_RAGGED_KERNEL = "expected/paper/ragged_kernel.csv"
+PAPERS = (PAPER_LATENCY, PAPER_HEATMAP, PAPER_PUSH)
 # The families of the paper, in the order in which tables and figures show them.
 FAMILIES = ("vil", "regionvit", "dynamicvit")
 CLAIMS = "expected/claims.csv"

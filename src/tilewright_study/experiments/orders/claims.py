@@ -4,12 +4,6 @@ from tilewright_study.experiments.orders import table_reorder_time
 from tilewright_study.tables._values import by_name
 
 
-def _gathered(frame, case):
-    """Pairs gathered by slices of 64 consecutive rows over dense, under the orders found from the graph alone."""
-    rows = frame[(frame["model"] == case) & frame["reorder"].isin(["ic", "hc"])]
-    return by_name(rows, "work_fraction", "model", "reorder")
-
-
 def _gathered_over_window(frame, case):
     """How much more an order found from the graph alone gathers than the window order, in percent."""
     window = frame[frame["reorder"] == "window"].set_index("model")["work_fraction"]
@@ -18,14 +12,13 @@ def _gathered_over_window(frame, case):
     return by_name(rows.assign(more=more), "more", "model", "reorder")
 
 
-def _reorder_s(frame, case):
-    order, tokens = case.split("/")
-    rows = frame[(frame["reorder"] == order) & (frame["tokens"] >= float(tokens))]
+def _reorder_s(frame, tokens):
+    """Seconds that each order takes for graphs of at least so many tokens."""
+    rows = frame[frame["tokens"] >= float(tokens)]
     return by_name(rows, "seconds", "model", "reorder")
 
 
 MEASURES = {
-    "gathered": (table_reorder_time.table, _gathered),
     "gathered_over_window": (table_reorder_time.table, _gathered_over_window),
     "reorder_s": (table_reorder_time.table, _reorder_s),
 }

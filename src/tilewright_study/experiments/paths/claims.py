@@ -1,6 +1,7 @@
 """What is claimed of the experiment `paths`: the measures of its claims, see `tables.claims`."""
 
 import numpy as np
+import pandas as pd
 
 from tilewright_study.experiments.paths import table_paths
 from tilewright_study.tables._values import by_name, cases
@@ -118,48 +119,31 @@ def _path_true_front(frame, name):
     return cases(list(found.values()), found)
 
 
-def _path_hypervolume(frame, name):
-    """Area below the front of what a solver proposed over that of what greedy did. Solvers but greedy propose the
-    same."""
-    return _over_greedy(frame, name, lambda by: by not in ("greedy", "second", "searched", "front"))
+def _each(values):
+    """Of all cases whose names end so: what comes before the last ``/`` of a claim's case is asked of each."""
 
+    def of_all(frame, case):
+        rest, slash, name = case.rpartition("/")
+        names = [each for each in dict.fromkeys(frame["case"]) if each.endswith(name)]
+        found = {each: values(frame, f"{rest}{slash}{each}") for each in names}
+        found = [
+            rows.set_axis([*rows.index] if each == name else [f"{each} {where}" for where in rows.index])
+            for each, rows in found.items()
+            if len(rows)
+        ]
+        return pd.concat(found) if found else ()
 
-def _path_searched(frame, name):
-    """The same of what a search found from what all of them proposed."""
-    return _over_greedy(frame, name, lambda by: by == "searched")
-
-
-def _over_greedy(frame, name, of):
-    """Area below the front of what the first planner ``of(planner)`` proposed over that of what greedy did, on test
-    scenes, up to the slowest of both: on each rung, of budgets for which both were measured, as what exceeds
-    `proposals` was not."""
-    rows = frame[frame["case"] == name]
-    rows = rows.assign(by=rows["proposed"].str.split(", ")).explode("by", ignore_index=True)
-    rows[["solver", "budget"]] = rows["by"].str.extract(r"(\S+) (\S+)")
-    found = {}
-    for rung, own in rows.groupby("rung", sort=False):
-        planner = next(filter(of, own["solver"].dropna()), None)
-        solvers = [own[own["solver"] == solver] for solver in (planner, "greedy")]
-        both = set.intersection(*(set(these["budget"]) for these in solvers))
-        ours, greedy = np.nan, 0
-        if both:
-            solvers = [these[these["budget"].isin(both)] for these in solvers]
-            slowest_us = max(these["p50_us"].max() for these in solvers)
-            ours, greedy = (table_paths.area(table_paths.front(these), slowest_us=slowest_us) for these in solvers)
-        found[rung] = ours / greedy if greedy else np.nan
-    return cases(list(found.values()), found)
+    return of_all
 
 
 MEASURES = {
-    "path_saving": (table_paths.table, _path_saving),
+    "path_saving": (table_paths.table, _each(_path_saving)),
     "path_error_us": (table_paths.measured, _path_error_us),
     "path_error_points": (table_paths.measured, _path_error_points),
     "path_plan_s": (table_paths.measured, _path_plan_s),
-    "path_static": (table_paths.table, _path_static),
+    "path_static": (table_paths.table, _each(_path_static)),
     "path_between": (table_paths.table, _path_between),
     "path_full": (table_paths.table, _path_full),
-    "path_folded": (table_paths.table, _path_folded),
+    "path_folded": (table_paths.table, _each(_path_folded)),
     "path_true_front": (table_paths.measured, _path_true_front),
-    "path_hypervolume": (table_paths.table, _path_hypervolume),
-    "path_searched": (table_paths.table, _path_searched),
 }

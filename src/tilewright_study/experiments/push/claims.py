@@ -1,21 +1,14 @@
 """What is claimed of the experiment `push`: the measures of its claims, see `tables.claims`."""
 
-from tilewright_study.tables import _read
+from tilewright_study.experiments.push import table_push
 from tilewright_study.tables._values import by_name, cases
 
 
-def _pushed(inputs):
-    """Rows of whole apps."""
-    (frame,) = _read.frames(inputs, "push")
-    return frame[frame["part"] == "whole"]
-
-
-def _push(column, scale=1):
-    def values(frame, case):
-        """A column of an app on a memory, ``<app>/<memory>``."""
-        app, memory = case.split("/")
-        rows = frame[(frame["app"] == app) & (frame["memory"] == memory)].dropna(subset=column)
-        return by_name(rows.assign(value=scale * rows[column]), "value", "app", "memory")
+def _push(column):
+    def values(frame, _):
+        """A column over the published one, for each app and memory with one."""
+        rows = frame.dropna(subset=f"paper_{column}")
+        return by_name(rows.assign(share=rows[column] / rows[f"paper_{column}"]), "share", "app", "memory")
 
     return values
 
@@ -29,11 +22,7 @@ def _push_exact(frame, _):
 
 
 MEASURES = {
-    "push_tiles": (_pushed, _push("tiles")),
-    "push_cycles": (_pushed, _push("last_cycle")),
-    "push_saved": (_pushed, _push("saved", 100)),
-}
-# Whether what was timed is right.
-CHECKS = {
-    "push_exact": (_pushed, _push_exact),
+    "push_tiles": (table_push.table, _push("tiles"), "paper_push"),
+    "push_cycles": (table_push.table, _push("last_cycle"), "paper_push"),
+    "push_exact": (table_push.table, _push_exact, "paper_push"),
 }

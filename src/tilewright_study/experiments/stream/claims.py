@@ -6,9 +6,9 @@ from tilewright_study.tables._values import by_name
 
 def _stream(column, scale=1):
     def values(frame, case):
-        """A column of what one contender did on a trace: ``<trace>/<contender>/<case>``."""
+        """A column of what one contender did on a trace: ``<trace>/<contender>/<case>``, or of each case."""
         trace, contender, name = case.split("/")
-        rows = frame[(frame["trace"] == trace) & (frame["contender"] == contender) & (frame["case"] == name)]
+        rows = frame[(frame["trace"] == trace) & (frame["contender"] == contender) & frame["case"].str.endswith(name)]
         rows = rows.dropna(subset=column)
         return by_name(rows.assign(value=scale * rows[column]), "value", "case", "rung", "trace", "contender")
 
