@@ -35,18 +35,18 @@ class Browser:
         with urllib.request.urlopen(request, timeout=60) as reply:
             return json.load(reply)["value"]
 
-    def _post(self, path, **body):
+    def post(self, path, **body):
         return self._call("POST", f"/session{self._session}{path}", **body)
 
     def open(self, url, width, height=900):
         """Open `url` in a page of this size."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self._post("/goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=metrics)
-        self._post("/url", url=url)
+        self.post("/goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=metrics)
+        self.post("/url", url=url)
 
     def run(self, script):
         """What the JavaScript function body `script` returns."""
-        return self._post("/execute/sync", script=script, args=[])
+        return self.post("/execute/sync", script=script, args=[])
 
     def until(self, script, seconds=15):
         """Wait until `script` returns something true, and return it; an AssertionError tells what it returned last."""
@@ -60,11 +60,21 @@ class Browser:
         """Move the mouse to a place in the window."""
         move = {"type": "pointerMove", "duration": 50, "origin": "viewport"}
         moves = [{**move, "x": round(x) - 3, "y": round(y) - 3}, {**move, "x": round(x), "y": round(y)}]
-        self._post("/actions", actions=[{"type": "pointer", "id": "mouse", "actions": moves}])
+        self.post("/actions", actions=[{"type": "pointer", "id": "mouse", "actions": moves}])
+
+    def drag(self, start, end):
+        """Press the mouse at a place in the window, and let go at another one."""
+        path = [start, tuple((a + b) / 2 for a, b in zip(start, end, strict=True)), end]
+        moves = [
+            {"type": "pointerMove", "duration": 50, "origin": "viewport", "x": round(x), "y": round(y)} for x, y in path
+        ]
+        press, release = ({"type": f"pointer{what}", "button": 0} for what in ("Down", "Up"))
+        actions = [moves[0], press, *moves[1:], release]
+        self.post("/actions", actions=[{"type": "pointer", "id": "mouse", "actions": actions}])
 
     def messages(self):
         """What the console has had to say since the last call."""
-        return [entry["message"] for entry in self._post("/se/log", type="browser")]
+        return [entry["message"] for entry in self.post("/se/log", type="browser")]
 
     def picture(self, path):
         """Write what the window shows as a PNG."""

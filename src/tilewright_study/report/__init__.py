@@ -9,16 +9,15 @@ from tilewright_study.tables import _select
 ASSETS = tuple(Path(__file__).parent / name for name in ("page.html", "style.css", "page.js", "explorer.js"))
 
 
-# A run on a GPU, which few readers have at hand: the page shows its claims beside those of the run.
-RECORDED = "expected/h200"
+# Recorded runs whose results stand beside those of the run: of the machine of the default study, and of a GPU.
+RECORDED = {"expected/cpu-2-cores": "Recorded run on 2 CPU cores", "expected/h200": "Recorded run on an H200"}
 
 
 def recorded(config):
-    """Files by which claims are judged on recorded rows; none where the study shows these rows themselves."""
+    """Files by which claims are judged on recorded rows; without those that the study shows itself."""
     root = Path(__file__).parents[3]
-    rows = [f"{RECORDED}/{name}.csv" for name in experiments.NAMES]
-    rows = [path for path in rows if (root / path).is_file() and config.recorded != RECORDED]
-    return [_select.CLAIMS, _select.PAPER_LATENCY, *rows] if rows else []
+    rows = [f"{run}/{name}.csv" for run in RECORDED if run != config.recorded for name in experiments.NAMES]
+    return [_select.CLAIMS, *_select.PAPERS, *(path for path in rows if (root / path).is_file())]
 
 
 def explored(config):

@@ -1,7 +1,11 @@
-"use strict";
 // The tile explorer: a schedule's items over the pattern, drawn from the data of the script element "scene".
-(() => {
-  const scene = JSON.parse(document.getElementById("scene").textContent);
+document.getElementById("explore").addEventListener("click", async () => {
+  document.getElementById("explore").remove();
+  document.getElementById("stage").hidden = false;
+  const scene = JSON.parse(await unpack(document.getElementById("scene").textContent));
+  document.head.append(Object.assign(document.createElement("script"), {
+    textContent: await unpack(document.getElementById("plotly").textContent),
+  }));
   const plot = document.getElementById("plot");
   const choice = document.getElementById("controls").elements;
   const count = (value) => value.toLocaleString("en");
@@ -11,23 +15,23 @@
   const known = (values) => [...new Set(values)];
   let drawn = null;
 
-  /** Fill `select` with [value, label] pairs; a value that stays possible stays chosen. */
-  function offer(select, pairs) {
-    const before = select.value;
-    select.replaceChildren(...pairs.map(([value, label]) => new Option(label, value)));
-    if (pairs.some(([value]) => String(value) === before)) select.value = before;
+  /** Fill `select` with `values`; one that stays possible stays chosen, and the first `preferred` one is at first. */
+  function offer(select, values, preferred = "") {
+    const before = select.value || values.find((value) => value.includes(preferred));
+    select.replaceChildren(...values.map((value) => new Option(value)));
+    if (values.includes(before)) select.value = before;
   }
 
   function offerOrders() {
     const orders = scene.patterns.filter((pattern) => pattern.model === choice.model.value).map((pattern) => pattern.order);
-    offer(choice.order, orders.map((order) => [order, order]));
+    offer(choice.order, orders, "window");
     offerPlans();
   }
 
   function offerPlans() {
     const place = scene.patterns.findIndex(
       (pattern) => pattern.model === choice.model.value && pattern.order === choice.order.value);
-    offer(choice.plan, scene.plans.filter((plan) => plan.pattern === place).map((plan) => [plan.name, plan.name]));
+    offer(choice.plan, scene.plans.filter((plan) => plan.pattern === place).map((plan) => plan.name), "HiGHS");
     draw(place);
   }
 
@@ -114,7 +118,9 @@
     };
     const axis = { showgrid: false, zeroline: false, ticks: "outside", ticklen: 4, separatethousands: true };
     const layout = {
-      width, height: Math.min(across, 760) + margin.t + margin.b, margin, dragmode: narrow ? false : "zoom",
+      // The same place keeps its zoom. Axis and legend stay in the window.
+      width, height: Math.min(across + margin.t + margin.b, 860, Math.max(window.innerHeight - 220, 360)), margin,
+      dragmode: narrow ? false : "zoom", uirevision: `pattern ${place}`,
       font: { family: "system-ui, sans-serif", size: 12, color: "#1f2328" }, hoverlabel: { align: "left" }, hovermode: "closest",
       xaxis: { ...axis, range: [0, keys], title: { text: "keys", standoff: 6 } },
       yaxis: { ...axis, range: [rows, 0], title: { text: "queries", standoff: 6 } },
@@ -150,6 +156,6 @@
     if (window.innerWidth !== width) draw(drawn);
     width = window.innerWidth;
   });
-  offer(choice.model, known(scene.patterns.map((pattern) => pattern.model)).map((model) => [model, model]));
+  offer(choice.model, known(scene.patterns.map((pattern) => pattern.model)));
   offerOrders();
-})();
+});

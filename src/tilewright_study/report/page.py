@@ -1,45 +1,40 @@
 """The page: what a run left in its folders, set into ``page.html``."""
 
 import base64
+import gzip
+import inspect
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
-from io import StringIO
 from pathlib import Path
+from urllib.parse import quote
+from xml.etree import ElementTree
 
 import numpy as np
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError
 from tilewright_study import experiments, figures, tables
-from tilewright_study.report import ASSETS, explorer
-from tilewright_study.tables import _origin, _select
-from tilewright_study.tables.claims import VERDICTS
-from tilewright_study.tables.claims import table as judged
+from tilewright_study.report import ASSETS, RECORDED, explorer
+from tilewright_study.tables import _origin, claims
 
-# How the files of each folder came about: the method behind what is drawn from them.
-METHODS = {
-    "graphs": "patterns from the models' definitions, put in order (T1, T2)",
-    "blocks": "exact covers of the ordered patterns by blocks of a tile (T2)",
-    "profiling": "tiles timed alone on the device, shape by shape (T3)",
-    "schedules": "schedules solved from blocks and profiles; their times are predictions (T4)",
-    "logs": "runs whose results were checked against a reference before they were timed: p50, p20 and p80 (T5)",
-    "paper": "values of the paper",
-    "claims.csv": "the list of claims",
-}
+# What the page calls the run whose figures and tables it shows.
+THIS = "This run"
 
 
 @dataclass(frozen=True)
 class Item:
-    """A figure or a table on the page; `caption` is HTML, `columns` and `rows` are a table's."""
+    """A figure or a table on the page; `caption` is HTML. A figure's `seen` is what is written in it. `rows` and
+    `columns` are a table's. `hardware` is that of its times; empty where nothing in it was timed."""
 
     name: str
     shows: str
     caption: str
-    method: list
     hardware: str
     command: str
     picture: str = ""
+    seen: str = ""
     columns: tuple = ()
     rows: tuple = ()
 
@@ -48,30 +43,30 @@ def write(figure_files, table_files, explored, output, recorded=()):
     """Write the page to `output`, whole.
 
     figure_files: SVGs; table_files: CSVs; each with its origin, a JSON, beside it. explored: what the tile explorer
-    draws, `report.explored`; without any the page says that it has none. recorded: claims and the rows of a recorded
-    run, `report.recorded`.
+    draws, `report.explored`; without any the page says that it has none. recorded: claims and the rows of recorded
+    runs, `report.recorded`.
 
     Raises `ArtifactError` for a file that is missing or is not what it should be, `UnknownNameError` for a name.
     """
     drawn = [_figure(Path(path)) for path in figure_files]
-    made = [_table(Path(path)) for path in table_files]
-    claims = next((item for item in made if item.name == "claims"), None)
+    made = [_table(Path(path)) for path in table_files if Path(path).stem != "claims"]
+    results = next((Path(path) for path in table_files if Path(path).stem == "claims"), None)
+    runs = ({THIS: _results(results)} if results else {}) | _recorded([Path(path) for path in recorded])
+    # What the results are of. Without any it is the longest, which names all facts that the others name some of.
+    longest = max((item.hardware for item in [*drawn, *made]), key=len, default="")
+    hardware = _origin.load(results.with_suffix(".json")).hardware if results else longest
     scene = explorer.scene(explored) if explored else None
-    # What the verdicts are of. Without any it is the longest, which names all facts that the others name some of.
-    hardware = claims.hardware if claims else max((item.hardware for item in made), key=len, default="")
-    runs = [("This run", hardware, claims)] if claims else []
-    if recorded:
-        item = _recorded([Path(path) for path in recorded])
-        runs.append((f"Recorded run {item.name}", item.hardware, item))
     parts = {
-        "runs": [(title, device, item, _counts(item)) for title, device, item in runs],
+        "runs": list(runs),
+        "kinds": _kinds(runs),
+        "found": _headline(runs),
         "hardware": hardware,
         "even": _evenness(made),
-        "figures": drawn,
-        "tables": [item for item in made if item is not claims],
-        "scene": scene and json.dumps(scene, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "experiments": _experiments(drawn, made),
+        "scene": scene and _packed(json.dumps(scene, separators=(",", ":"), allow_nan=False)),
         "omitted": scene["omitted"] if scene else [],
-        "plotly": _plotly() if scene else "",
+        "plotly": _packed(_plotly()) if scene else "",
+        "packed": _packed,
         **{path.name.replace(".", "_"): path.read_text(encoding="utf-8") for path in ASSETS[1:]},
     }
     artifacts.write_text(output, _environment().get_template(ASSETS[0].name).render(parts))
@@ -107,70 +102,126 @@ def _read(path):
         raise ArtifactError(f"{path}: expected a text file, which cannot be read: {error}") from error
 
 
+def _packed(text):
+    """`text` as the page keeps what it shows on demand: gzip in base64, which ``page.js`` unpacks."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
 def _item(path, shows, caption, **parts):
     """`Item` of the file at `path`."""
     made = _origin.load(path.with_suffix(".json"))
     command = f"snakemake --cores all {path.as_posix()}"
-    return Item(path.stem, shows, _html(caption), _method(made.inputs), made.hardware, command, **parts)
-
-
-def _method(inputs):
-    """How the files `inputs` came about, in words."""
-    # The innermost folder that is known, wherever the run or the checkout lies.
-    known = [[*Path(path).parts[::-1], _rows_of(path)] for path in inputs]
-    kinds = [next((part for part in parts if part in METHODS), "") for parts in known]
-    counts = {kind: kinds.count(kind) for kind in METHODS}
-    return [f"{METHODS[kind]}: {n} file{'s' * (n > 1)}" for kind, n in counts.items() if n]
-
-
-def _rows_of(path):
-    """The folder of rows, where a file of no folder that is known bears the name of an experiment: recorded rows."""
-    return "logs" if Path(path).stem in experiments.NAMES else ""
+    return Item(path.stem, shows, _html(caption), made.hardware, command, **parts)
 
 
 def _figure(path):
-    picture = base64.b64encode(_read(path).encode()).decode()
-    of = figures.member(path.stem)
-    return _item(path, of.shows, of.caption, picture=f"data:image/svg+xml;base64,{picture}")
+    svg, of = _read(path), figures.member(path.stem)
+    # Letters as they are pack far better than base64.
+    picture = f"data:image/svg+xml,{quote(svg, safe=' !$&()*+,-./:;=?@[]_~')}"
+    return _item(path, of.shows, of.caption, picture=picture, seen=_seen(path, svg))
 
 
-def _table(path):
-    columns, rows = _grid(path, path.stem)
-    return _item(path, *tables.words(tables.member(path.stem)), columns=columns, rows=rows)
+def _seen(path, svg):
+    """What is written in a figure, for those who do not see it: its titles, its legend and its axes."""
+    parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
+    try:
+        root = ElementTree.fromstring(svg, parser)
+    except ElementTree.ParseError as error:
+        raise ArtifactError(f"{path}: expected an SVG, found: {error}") from error
+    parts = {"Legend": [], "Panels": [], "Axes": []}
+    places = {"axes_": "Panels", "matplotlib.axis_": "Axes", "legend_": "Legend"}
 
+    def walk(group, part):
+        for child in group:
+            if child.tag is not ElementTree.Comment:
+                name = re.sub(r"\d+$", "", child.get("id", ""))
+                if name not in ("xtick_", "ytick_"):
+                    walk(child, places.get(name, part))
+            elif part and re.search(r"[^\W\d]{3}", child.text):
+                parts[part].append(" ".join(child.text.split()))
 
-def _recorded(paths):
-    """`Item` of the claims that are judged by the files `paths`, the rows of a recorded run last."""
-    folder = paths[-1].parent
-    columns, rows = _grid(folder, "claims", StringIO(judged(paths).to_csv(index=False)))
-    place = [name for name, _, _ in columns].index("device")
-    return Item(
-        name=folder.name,
-        shows="",
-        caption="<p>Verdicts on rows that were recorded before. This run measured none of them.</p>",
-        method=[f"{METHODS['logs']}: recorded in {folder.as_posix()}"],
-        hardware="; ".join(dict.fromkeys(row[place][0] for row in rows)),
-        command=f"python workflow/scripts/table.py --table claims --inputs {_select.CLAIMS} {_select.PAPER_LATENCY} "
-        f"{folder.as_posix()} --outputs claims.csv",
-        columns=columns,
-        rows=rows,
+    walk(root, "")
+    # The legend is headed by the title.
+    title, parts["Legend"] = parts["Legend"][:1], parts["Legend"][1:]
+    return ". ".join(
+        [*title, *(f"{part}: {', '.join(dict.fromkeys(words))}" for part, words in parts.items() if words)]
     )
 
 
-def _grid(path, name, csv=None):
-    """``(columns, rows)`` of the table `name` at `path`, or of its `csv`, as an `Item` has them."""
+def _table(path):
+    columns, rows = _grid(path)
+    return _item(path, *tables.words(tables.member(path.stem)), columns=columns, rows=rows)
+
+
+def _experiments(drawn, made):
+    """``(name, what it is about, figures, tables)`` of each experiment with any of these."""
+    found = []
+    for name in experiments.NAMES:
+        of = experiments.member(name)
+        about = inspect.cleandoc(of.__doc__).partition("\n\n")[0]
+        own = [item for item in drawn if figures.module(item.name).startswith(f"{of.__name__}.")]
+        listed = [item for item in made if tables.module(item.name).startswith(f"{of.__name__}.")]
+        if own or listed:
+            found.append((name, re.sub(r"\s*\((?:stage\s+)?T\d\)", "", about), own, listed))
+    return found
+
+
+def _results(path):
+    """``{id of a claim: its row}`` of the table at `path`."""
     import pandas as pd
 
-    module = tables.member(name)
+    try:
+        frame = pd.read_csv(path, keep_default_na=False, na_values=[""]).fillna({"unit": "", "where": ""})
+        return _said(frame)
+    except (OSError, ValueError, KeyError) as error:
+        raise ArtifactError(f"{path}: expected the table claims, found: {error!r}") from error
+
+
+def _said(frame):
+    return {row["id"]: row | {"found": claims.found(row)} for row in frame.to_dict("records")}
+
+
+def _recorded(paths):
+    """The same of each recorded run: of the lists and values among `paths` with the rows of its folder."""
+    runs = {run: [path for path in paths if path.parent.as_posix().endswith(run)] for run in RECORDED}
+    shared = [path for path in paths if not any(path in rows for rows in runs.values())]
+    return {RECORDED[run]: _said(claims.table([*shared, *rows])) for run, rows in runs.items() if rows}
+
+
+def _kinds(runs):
+    """``[(heading, [(sentence, [row of each run, or None])])]`` of the claims of each kind."""
+    rows = {name: row for found in reversed(runs.values()) for name, row in found.items()}
+    ordered = [name for found in runs.values() for name in found]
+    return [
+        (heading, [(rows[name]["claim"], [found.get(name) for found in runs.values()]) for name in names])
+        for kind, (heading, _) in claims.KINDS.items()
+        if (names := [name for name in dict.fromkeys(ordered) if rows[name]["kind"] == kind])
+    ]
+
+
+def _headline(runs):
+    """How a layer compares with the fastest other attention in the first run that says so, a sentence."""
+    for run, found in runs.items():
+        rows = [row for name, row in found.items() if name.startswith("over_peer:") and row["cases"]]
+        if rows:
+            least, most = min(row["measured"] for row in rows), max(row["best"] for row in rows)
+            name = run if run == THIS else f"The {run[0].lower()}{run[1:]}"
+            ratio = f"{claims.digits(least)} to {claims.digits(most)} times"
+            return f"{name} found one layer {ratio} as fast as the fastest other attention."
+    return "No layer was compared with other attention."
+
+
+def _grid(path):
+    """``(columns, rows)`` of the table at `path`, as an `Item` has them."""
+    import pandas as pd
+
+    module = tables.member(path.stem)
     try:
         # Only an empty field is missing: "none" is an order.
-        frame = pd.read_csv(csv or path, keep_default_na=False, na_values=[""])
-        if parts := getattr(module, "PARTS", None):
-            column, values = parts
-            frame = frame.sort_values(column, key=lambda found: found.map(values.index), kind="stable")
+        frame = pd.read_csv(path, keep_default_na=False, na_values=[""])
         numeric, rows = tables.cells(frame, module.SHOWN)
     except (OSError, ValueError, KeyError) as error:
-        raise ArtifactError(f"{path}: expected the table {name}, found: {error!r}") from error
+        raise ArtifactError(f"{path}: expected the table {path.stem}, found: {error!r}") from error
     columns = [(name, header, right) for (name, (header, _)), right in zip(module.SHOWN.items(), numeric, strict=True)]
     raw = frame[list(module.SHOWN)].astype(object).where(frame[list(module.SHOWN)].notna(), "").to_numpy().tolist()
     return tuple(columns), tuple(list(zip(text, value, strict=True)) for text, value in zip(rows, raw, strict=True))
@@ -189,13 +240,6 @@ def _evenness(made):
         return ""
     middle, most = np.percentile(found, (50, 90))
     return (
-        f"p80 over p20 of {len(found):,} rows: median {middle:.2f}, nine tenths below {most:.2f}. Other work on the "
-        "machine raises both, and the times with them"
+        f"In the median of {len(found):,} timed rows the 80th percentile is {middle:.2f} times the 20th, and in one "
+        f"row of ten {most:.2f} times or more. Other work on the machine raises both."
     )
-
-
-def _counts(claims):
-    """``{verdict: number of claims}``, of the verdicts that there are."""
-    place = [name for name, _, _ in claims.columns].index("verdict")
-    found = [row[place][0] for row in claims.rows]
-    return {verdict: found.count(verdict) for verdict in VERDICTS if verdict in found}
