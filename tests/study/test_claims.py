@@ -255,6 +255,10 @@ def test_a_claim_about_the_ilp_is_measured(tmp_path):
     assert (row["fixed"], row["fixed_us"], row["verdict_fixed"]) == ("64x1", 95.0, "slower")
     summary = table_policy_summary.table([*rows, PAPER]).set_index("rival").loc["the best fixed tile"]
     assert summary["worst"] == pytest.approx(1 - 100 / 95) and summary["slower"] == 1
+    # Torch's own attention, which a schedule may run, says nothing of its tiles.
+    own = plan(10.0, rse=0.001, variant="torch:masked")
+    rows = [bench(tmp_path / "t.csv", own, plan(95.0, **fixed))]
+    assert table_policy.table([*rows, PAPER]).empty
 
 
 # Dense attention, peers and the headline
