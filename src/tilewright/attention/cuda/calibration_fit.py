@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from tilewright.attention.cuda import cost_model, tile_kernel
 from tilewright.attention.cuda.cost_model import Calibration, Kernel
@@ -318,4 +317,7 @@ def _kernel(rank, variant, needs, launch_us, by_age):
 def _solved(columns, values, us):
     """The costs, none below zero, that give `values` by their `columns` with the least error relative to `us`."""
     weight = 1 / np.asarray(us, float)
+    # Here: it takes long to load, and who has a calibration fits none.
+    from scipy.optimize import nnls
+
     return nnls(np.asarray(columns, float) * weight[:, None], np.asarray(values, float) * weight)[0]

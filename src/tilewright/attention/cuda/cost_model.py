@@ -7,6 +7,7 @@ with these durations, program by program, in the order of its items.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
 PLAYED = 1 << 17
 # Of the second-level cache, the share that a launch can count on. ASSUME: the rest holds what nobody asked for.
 L2_SHARE = 0.8
+# So many are played through faster than the compiled function is loaded, and far faster than it is compiled.
+_FEW = 4096
 # Waves of programs in which the reuse of keys is looked at, at most.
 _WAVES = 256
+# Steps of keys that are sorted at a time.
+_STEPS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -258,22 +263,12 @@ def _scattered(lists):
     return float(_breaks(keys) / pairs) if pairs else 0.0
 
 
-@njit(cache=True, nogil=True)
 def _breaks(keys):
     """How many keys of each step of `keys` [steps, step_keys], in order, do not follow the one before."""
-    count, held = 0, np.empty(keys.shape[1], keys.dtype)
-    for s in range(len(keys)):
-        here, ascend = 0, True
-        for i in range(1, keys.shape[1]):
-            ascend = ascend and keys[s, i] >= keys[s, i - 1]
-            here += keys[s, i] - keys[s, i - 1] > 1
-        if not ascend:
-            held[:] = keys[s]
-            held.sort()
-            here = 0
-            for i in range(1, len(held)):
-                here += held[i] - held[i - 1] > 1
-        count += here
+    count = 0
+    for lo in range(0, len(keys), _STEPS):
+        ahead = np.diff(np.sort(keys[lo : lo + _STEPS], axis=1), axis=1)
+        count += int(np.count_nonzero(ahead > 1))
     return count
 
 
@@ -297,24 +292,21 @@ def _missed(lists, wave, row_bytes, l2_bytes, mask_bytes):
     return float((reads * missed).sum() / used.size), read_bytes
 
 
-@njit(cache=True, nogil=True)
 def _reads(used, steps, wave):
     """int64 [waves, 1 + waves]: keys that each wave reads, by the wave that read them last, counted from 1; 0 for none.
 
     used: keys [steps, step_keys]; steps: int64 [I], of each item. A wave is `wave` items, and reads a key once.
     """
-    n_waves = -(-len(steps) // wave)
-    reads = np.zeros((n_waves, 1 + n_waves), np.int64)
-    last = np.zeros(np.int64(used.max()) + 1, np.int32)
-    step = 0
-    for i in range(len(steps)):
-        now = i // wave + 1
-        for _ in range(steps[i]):
-            for key in used[step]:
-                if last[key] != now:
-                    reads[now - 1, last[key]] += 1
-                    last[key] = now
-            step += 1
+    end = np.cumsum(steps)[wave - 1 :: wave].tolist()
+    end += [len(used)] if len(steps) % wave else []
+    reads = np.zeros((len(end), 1 + len(end)), np.int64)
+    last = np.zeros(int(used.max()) + 1, np.int32)
+    for now, (lo, hi) in enumerate(zip([0, *end], end, strict=False)):
+        is_read = np.zeros(len(last), bool)
+        is_read[used[lo:hi]] = True
+        keys = np.flatnonzero(is_read)
+        reads[now] = np.bincount(last[keys], minlength=1 + len(end))
+        last[keys] = now + 1
     return reads
 
 
@@ -355,7 +347,10 @@ def makespan(together_us: np.ndarray, steady_us: np.ndarray, hb: int, calibratio
     first, full = kinds[:, :-1], np.arange(resident) / max(1, resident - 1)
     later = first * (1 + full * np.clip(kinds[:, -1:] / first[:, -1:] - 1, -0.5, 0.0))
     by_rank = shares(together_us.mean(axis=0), calibration.by_age)
-    return even_us + played(first, later, of_item[begun:], hb, calibration.multiprocessors, by_rank)
+    few = (len(of_item) - begun) * hb <= _FEW
+    return even_us + (played if few else _compiled())(
+        first, later, of_item[begun:], hb, calibration.multiprocessors, by_rank
+    )
 
 
 def shares(took_us: np.ndarray, by_age: float) -> np.ndarray:
@@ -374,7 +369,11 @@ def shares(took_us: np.ndarray, by_age: float) -> np.ndarray:
     return found
 
 
-@njit(cache=True, nogil=True)
+@cache
+def _compiled():
+    return njit(cache=True, nogil=True)(played)
+
+
 def played(
     first: np.ndarray, later: np.ndarray, of_item: np.ndarray, hb: int, multiprocessors: int, by_rank: np.ndarray
 ) -> float:

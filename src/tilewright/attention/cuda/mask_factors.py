@@ -9,10 +9,11 @@ matrix product of depth R, which the tensor cores add to the scores, scaled to w
 import numpy as np
 
 from tilewright.attention.masks import distinct_rows
-from tilewright.core.compiled import njit
 
 # Beyond this many sets of rows that no union of smaller ones gives, only rows with equal masks are put together.
 _MOST_SETS = 96
+# Pairs of sets that are compared at a time, in words.
+_AT_ONCE = 1 << 18
 
 
 def factors(forbidden: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -23,7 +24,7 @@ def factors(forbidden: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] 
     """
     packed, of_key = distinct_rows(np.packbits(forbidden, axis=0).T)
     sets = np.unpackbits(packed, axis=1, count=len(forbidden)).view(bool)
-    least = sets[_irreducible(words(packed))]
+    least = sets[_irreducible(_words(packed))]
     labels = _merged(least) if len(least) <= _MOST_SETS else _classes(least)
     found = [row == np.arange(1, row.max() + 1)[:, None] for row in labels]
     pieces = np.unique(np.concatenate([np.zeros((0, len(forbidden)), bool), *found]), axis=0)
@@ -34,7 +35,7 @@ def factors(forbidden: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] 
     return pieces.T.copy(), b[of_key].T.copy()
 
 
-def words(packed: np.ndarray) -> np.ndarray:
+def _words(packed):
     """uint64 [n, words] of bits in bytes, uint8 [n, bytes]."""
     padded = np.zeros((len(packed), -(-packed.shape[1] // 8) * 8), np.uint8)
     padded[:, : packed.shape[1]] = packed
@@ -48,93 +49,43 @@ def _classes(sets):
     return label[None, :] + (0 if (~sets.any(0)).any() else 1)
 
 
-@njit(cache=True, nogil=True)
 def _irreducible(sets):
     """bool [n]: which of distinct sets (bits, uint64 [n, words]) are not the union of others, and not empty."""
-    n, words = sets.shape
-    found = np.zeros(n, np.bool_)
-    union = np.empty(words, np.uint64)
-    for i in range(n):
-        union[:] = 0
-        for j in range(n):
-            inside = j != i
-            for w in range(words):
-                inside = inside and sets[j, w] & ~sets[i, w] == 0
-            if inside:
-                for w in range(words):
-                    union[w] |= sets[j, w]
-        for w in range(words):
-            found[i] = found[i] or union[w] != sets[i, w]
+    found, at_once = np.zeros(len(sets), bool), max(1, _AT_ONCE // max(1, sets.size))
+    for lo in range(0, len(sets), at_once):
+        some = sets[lo : lo + at_once]
+        inside = ~(sets & ~some[:, None]).any(2)
+        inside[np.arange(len(some)), lo + np.arange(len(some))] = False
+        union = np.bitwise_or.reduce(np.where(inside[:, :, None], sets, np.uint64(0)), axis=1)
+        found[lo : lo + at_once] = (union != some).any(1)
     return found
 
 
-@njit(cache=True, nogil=True)
 def _merged(sets):
     """int64 [groups, M]: for each group of `sets` (bool [n, M]) the piece that a row lies in, from 1 on; 0 for none.
 
     The two groups are merged whose merging saves pieces, the first that are found; where none does, the first that
     cost none.
     """
-    n, rows = sets.shape
-    labels, counts = sets.astype(np.int64), np.ones(n, np.int64)
-    saved = np.empty((n, n), np.int64)
-    seen, stamp = np.zeros((rows + 1, rows + 1), np.int64), 0
-    for i in range(n):
-        for j in range(i + 1, n):
-            stamp += 1
-            saved[i, j] = counts[i] + counts[j] - _cut(labels[i], labels[j], seen, stamp)
-    while True:
-        best, at_i, at_j = -1, -1, -1
-        for i in range(n):
-            for j in range(i + 1, n):
-                if saved[i, j] > best:
-                    best, at_i, at_j = min(saved[i, j], 1), i, j
-                if best == 1:
-                    break
-            if best == 1:
-                break
-        if best < 0:
-            return labels[:n].copy()
-        stamp += 1
-        counts[at_i] = _merge(labels[at_i], labels[at_j], seen, stamp)
-        # The groups after it move up, as do what their merging saves.
-        for g in range(at_j, n - 1):
-            labels[g], counts[g] = labels[g + 1], counts[g + 1]
-        for i in range(at_j):
-            for j in range(max(i + 1, at_j), n - 1):
-                saved[i, j] = saved[i, j + 1]
-        for i in range(at_j, n - 1):
-            for j in range(i + 1, n - 1):
-                saved[i, j] = saved[i + 1, j + 1]
-        n -= 1
-        for g in range(n):
-            if g != at_i:
-                stamp += 1
-                i, j = min(g, at_i), max(g, at_i)
-                saved[i, j] = counts[i] + counts[j] - _cut(labels[i], labels[j], seen, stamp)
+    labels, counts = sets.astype(np.int64), np.ones(len(sets), np.int64)
+    saved = np.array([counts + 1 - _cut(labels, one) for one in labels]).reshape(len(sets), len(sets))
+    while len(labels) > 1:
+        gain = np.where(np.tri(len(labels), dtype=bool), -1, np.clip(saved, -1, 1))
+        i, j = np.unravel_index(gain.argmax(), gain.shape)
+        if gain[i, j] < 0:
+            break
+        both = labels[i] * (labels.shape[1] + 1) + labels[j]
+        kinds, label = np.unique(both, return_inverse=True)
+        # Rows of neither group stay 0.
+        labels[i] = label.ravel() + (kinds[0] > 0)
+        counts[i] = np.count_nonzero(kinds)
+        labels, counts, saved = (np.delete(each, j, axis=0) for each in (labels, counts, saved))
+        saved = np.delete(saved, j, axis=1)
+        saved[i] = saved[:, i] = counts + counts[i] - _cut(labels, labels[i])
+    return labels
 
 
-@njit(cache=True, nogil=True)
-def _cut(one, two, seen, stamp):
-    """Pieces that two groups cut the rows into together. seen: which pairs of pieces were met, by a new `stamp`."""
-    count = 0
-    for row in range(len(one)):
-        if one[row] + two[row] > 0 and seen[one[row], two[row]] != stamp:
-            seen[one[row], two[row]] = stamp
-            count += 1
-    return count
-
-
-@njit(cache=True, nogil=True)
-def _merge(one, two, seen, stamp):
-    """Give `one` the pieces of both groups, numbered from 1 on; returns how many. Arguments as in `_cut`."""
-    count = 0
-    numbers = np.empty_like(seen)
-    for row in range(len(one)):
-        if one[row] + two[row] > 0:
-            if seen[one[row], two[row]] != stamp:
-                seen[one[row], two[row]] = stamp
-                count += 1
-                numbers[one[row], two[row]] = count
-            one[row] = numbers[one[row], two[row]]
-    return count
+def _cut(groups, one):
+    """int64 [n]: pieces that the group `one` and each of `groups` [n, M] cut the rows into together."""
+    both = np.sort(groups * (len(one) + 1) + one, axis=1)
+    return (both[:, 0] > 0) + np.count_nonzero(np.diff(both, axis=1), axis=1)

@@ -7,9 +7,6 @@ order, and a new step may begin anywhere, so that every mask has this form: in h
 
 import numpy as np
 
-from tilewright.attention.cuda.mask_factors import words
-from tilewright.core.compiled import njit
-
 
 def intervals(allowed: np.ndarray, step_keys: int, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """``(place int [steps, step_keys], begin int [steps, M], length int [steps, M])``; None if that takes over `most`
@@ -19,11 +16,12 @@ def intervals(allowed: np.ndarray, step_keys: int, most: int) -> tuple[np.ndarra
     repeats its first key, in no row's interval. Of step s, row m sees the keys begin[s, m] to begin + length - 1.
     The keys stand as they come, or, where that saves steps, by the mean of the rows that see them.
     """
-    seen, sets = np.flatnonzero(allowed.any(0)), words(np.packbits(allowed, axis=0).T)
+    seen = np.flatnonzero(allowed.any(0))
+    sets = [int.from_bytes(key.tobytes(), "little") for key in np.packbits(allowed, axis=0).T]
     mean = np.arange(len(allowed)) @ allowed[:, seen] / allowed[:, seen].sum(0)
     best = None
     for keys in (np.arange(seen.max(initial=-1) + 1), seen[np.argsort(mean, kind="stable")]):
-        step = _steps(sets[keys], step_keys, most)
+        step = _steps([sets[key] for key in keys.tolist()], step_keys, most)
         # No other order is taken if it saves nothing.
         if len(step) == len(keys) and (best is None or step.max(initial=0) < best[1].max(initial=0)):
             best = keys, step
@@ -42,28 +40,20 @@ def _bounds(allowed, keys, step, step_keys):
     return place, seen.argmax(2), seen.sum(2)
 
 
-@njit(cache=True, nogil=True)
 def _steps(sets, step_keys, most):
     """int64 [K]: the step of each key, the keys filling steps as they come; empty if that takes over `most` steps.
 
-    sets: uint64 [K, words], the rows that see a key. A new step begins where a row would see keys again that it has not
-    seen since others in this step.
+    sets: the rows that see each key, as bits of an int. A new step begins where a row would see keys again that it has
+    not seen since others in this step.
     """
-    found = np.zeros(len(sets), np.int64)
-    begun, last = np.zeros(sets.shape[1], np.uint64), np.zeros(sets.shape[1], np.uint64)
-    step, filled = 0, 0
-    for i in range(len(sets)):
-        full = filled == step_keys
-        for w in range(sets.shape[1]):
-            full = full or sets[i, w] & begun[w] & ~last[w] != 0
-        if full:
-            step, filled = step + 1, 0
-            begun[:] = 0
+    found, begun, last, step, filled = [], 0, 0, 0, 0
+    for rows in sets:
+        if filled == step_keys or rows & begun & ~last:
+            step, filled, begun = step + 1, 0, 0
         if step >= most:
-            return found[:0]
-        for w in range(sets.shape[1]):
-            begun[w] |= sets[i, w]
-            last[w] = sets[i, w]
-        found[i] = step
+            return np.zeros(0, np.int64)
+        begun |= rows
+        last = rows
         filled += 1
-    return found
+        found.append(step)
+    return np.array(found, np.int64)

@@ -12,7 +12,6 @@ from tilewright.attention.cuda.mask_factors import factors
 from tilewright.attention.cuda.mask_intervals import intervals
 from tilewright.attention.masks import distinct_rows
 from tilewright.attention.units import Units, interleaved
-from tilewright.core.compiled import njit
 
 # In place of the number of a mask: a run that only fills up a step, and a full run.
 _ABSENT, _FULL = -2, -1
@@ -114,8 +113,7 @@ def build(
     number = np.arange(first[-1]) - first[owner]
     # The kernel reads one step ahead.
     keys = np.empty((first[-1] + min(first[-1], 1), step_keys), np.int32)
-    of_run = np.full((first[-1], per_step), _ABSENT, np.int32)
-    _fill_steps(run_lo, run_hi, first, blocks.run_keys, blocks.run_mask, keys[:-1], of_run)
+    keys[: first[-1]], of_run = _steps_of(blocks, run_lo[owner], run_hi[owner], number, per_step)
 
     n_full = steps.copy()
     masked = (of_run != _FULL).any(1) | (index is not None)
@@ -162,23 +160,17 @@ def build(
     )
 
 
-@njit(cache=True, nogil=True)
-def _fill_steps(run_lo, run_hi, first, run_keys, run_mask, keys, of_run):
-    """Fill `keys` [steps, step_keys] and `of_run` [steps, runs], the masks, of the items run_lo..run_hi, whose steps
-    begin at `first`. Where no run is, the keys of an item's first stand; where no key is, the first of the step."""
-    width = run_keys.shape[1]
-    for i in range(len(run_lo)):
-        for step in range(first[i], first[i + 1]):
-            begin = run_lo[i] + (step - first[i]) * of_run.shape[1]
-            for r in range(of_run.shape[1]):
-                there = begin + r < run_hi[i]
-                run = begin + r if there else run_lo[i]
-                if there:
-                    of_run[step, r] = run_mask[run]
-                keys[step, r * width : (r + 1) * width] = run_keys[run]
-            for j in range(keys.shape[1]):
-                if keys[step, j] < 0:
-                    keys[step, j] = keys[step, 0]
+def _steps_of(blocks, run_lo, run_hi, number, per_step):
+    """``(keys int32 [steps, step_keys], masks int32 [steps, runs])`` of steps, each the `number`-th of the runs
+    run_lo..run_hi.
+
+    Where no run is, the keys of the first stand; where no key is, the first of the step.
+    """
+    run = (run_lo + number * per_step)[:, None] + np.arange(per_step)
+    there = run < run_hi[:, None]
+    run = np.where(there, run, run_lo[:, None])
+    keys = blocks.run_keys[run].reshape(len(run), -1)
+    return np.where(keys < 0, keys[:, :1], keys), np.where(there, blocks.run_mask[run], _ABSENT)
 
 
 def subset(lists: TileLists, here: np.ndarray | slice | list[int]) -> TileLists:
