@@ -165,10 +165,11 @@ tw.plan(near, heads=2, head_dim=8)(q, k, v)
 print(sorted({"numba", "triton", "scipy.optimize", "matplotlib"} & sys.modules.keys()))
 facts.describe = lambda: {
     **{"kind": "cuda", "name": "NVIDIA H200", "capability": "9.0", "multiprocessors": 132, "l2_bytes": 62914560},
-    **{"shared_bytes": 232448, "memory_bytes": 150e9, "driver": "580", "launch_us": 1.2},
+    **{"shared_bytes": 232448, "registers": 65536, "memory_bytes": 150e9, "driver": "", "launch_us": 1.2},
     "versions": {"torch": "", "triton": ""},
 }
-tw.plan(near, heads=2, head_dim=64, dtype=torch.bfloat16, device="cuda")
+for pattern in near, near[:1].expand(64, 64):
+    tw.plan(pattern, heads=2, head_dim=64, device="cuda")
 print(sorted({"numba", "scipy.optimize", "matplotlib"} & sys.modules.keys()))
 tw.nn.SparseAttention(16, 2, "window-3-g0", (8, 8))(torch.randn(1, 64, 16))
 net = tw.networks.create("vision_longformer", variant="tiny", image_size=224, attention="tilewright")

@@ -79,8 +79,8 @@ def _merged(sets):
         # Rows of neither group stay 0.
         labels[i] = label.ravel() + (kinds[0] > 0)
         counts[i] = np.count_nonzero(kinds)
-        labels, counts, saved = (np.delete(each, j, axis=0) for each in (labels, counts, saved))
-        saved = np.delete(saved, j, axis=1)
+        labels, counts = np.delete(labels, j, axis=0), np.delete(counts, j)
+        saved = np.delete(np.delete(saved, j, axis=0), j, axis=1)
         saved[i] = saved[:, i] = counts + counts[i] - _cut(labels, labels[i])
     return labels
 

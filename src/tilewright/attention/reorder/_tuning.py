@@ -91,6 +91,9 @@ def _tuned(name, graph, used, free, arrange):
 
     ``arrange(graph, settings) -> row_order``.
     """
+    if graph.n_distinct == 1:
+        # Equal rows stay as they are, whatever is set.
+        return np.arange(graph.n_rows, dtype=np.int32), used
     if "wide" in free:
         free = {**free, "wide": _distinct_wide(graph, free["wide"])}
     trials = [(key, value) for key, values in free.items() for value in values[1:]]

@@ -48,14 +48,32 @@ class Params(_tuning.Params, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 def order(graph: "Graph", params: Params) -> tuple[NDArray[np.int32], NDArray[np.int32], _tuning.Settings]:
     """Order of the clusters, and of the rows within by the tree of merges (see `tilewright.attention.reorder`)."""
-    from tilewright.attention.reorder import _linkage, _published, _quotient
+    from tilewright.attention.reorder import _quotient
 
-    parts, similar = cache(_quotient.parts), cache(_linkage.similar)
+    parts = cache(_quotient.parts)
+
+    @cache
+    def similar(q, neighbors):
+        return _linkage().similar(q, neighbors)
 
     def arrange(graph, used):
         found = parts(graph, used["col_block"], used["wide"])
         near = [similar(q, used["neighbors"]) for q in found]
-        chained = [_linkage.link(q, n, cap=used["cap"], chain=used["chain"]) for q, n in zip(found, near, strict=True)]
+        chained = [
+            _linkage().link(q, n, cap=used["cap"], chain=used["chain"]) for q, n in zip(found, near, strict=True)
+        ]
         return _quotient.join(graph, list(zip(found, chained, strict=True)))
 
-    return _tuning.order("hc", graph, params, (PUBLISHED, _published.hierarchical), GRID, arrange)
+    def published(graph, **used):
+        from tilewright.attention.reorder import _published
+
+        return _published.hierarchical(graph, **used)
+
+    return _tuning.order("hc", graph, params, (PUBLISHED, published), GRID, arrange)
+
+
+def _linkage():
+    # Here: what is compiled takes long to load.
+    from tilewright.attention.reorder import _linkage
+
+    return _linkage
