@@ -239,8 +239,8 @@ def test_close_predictions_are_settled_in_turns(near, monkeypatch):
     asked = []
 
     def timed(calls, **_):
-        asked.append([call.func.launches for call in calls])
-        return [SimpleNamespace(p20_us=3.0), SimpleNamespace(p20_us=2.0)]
+        asked.append([call.func.launches for call in calls[:2]])
+        return [SimpleNamespace(p20_us=us) for us in (3.0, 2.0, 5.0, 4.0)]
 
     monkeypatch.setattr(native.timing, "time_together", timed)
     known = schedule.choose(plan.schedule, {"masked": near * own_us})

@@ -185,13 +185,11 @@ def in_turns(
         for of in ({best: 0.0}, {})
     ]
     with torch.no_grad():
-        on_gpu = devices.facts(device).CUDA
-        found, tiles = (
-            timing.time_in_turns(calls, gpu=True, **_EFFORT, turns=_TURNS)
-            if on_gpu
-            else timing.time_together(calls, **_EFFORT)
-        )
-    return known | {best: own_us * (found.p50_us / tiles.p50_us if on_gpu else found.p20_us / tiles.p20_us)}
+        if devices.facts(device).CUDA:
+            times = [each.p50_us for each in timing.time_in_turns(calls, gpu=True, **_EFFORT, turns=_TURNS)]
+        else:
+            times = _undisturbed_us(calls)
+    return known | {best: own_us * times[0] / times[1]}
 
 
 def _drawn(graph, device, heads, head_dim, dtype, units, seed):
@@ -213,18 +211,29 @@ def least_us(operations: int, dtype: torch.dtype, device: str) -> float:
 
 @torch.no_grad()
 def _timed(runs, given, own_us, on_gpu):
-    """Microseconds of a call of each of `runs` by name; of one that takes far more than `own_us`, those of one call.
-
-    On a CPU they are the first quintile: torch's operators wait for the slowest core, whenever another process has it.
-    """
+    """Microseconds of a call of each of `runs` by name; of one that takes far more than `own_us`, those of one call."""
     calls = {name: partial(run, *given) for name, run in runs.items()}
     if on_gpu:
         return {name: timing.time_gpu(call, **_EFFORT).p50_us for name, call in calls.items()}
-    once: dict[str, Any] = {"min_reps": 1, "max_seconds": 0.0, "rse_target": 1.0}
-    found = {name: timing.time_call(call, **once).p20_us for name, call in calls.items()}
+    found = {name: min(_once_us(call), _once_us(partial(on_one_core, call))) for name, call in calls.items()}
     near = [name for name in calls if found[name] < _FAR * own_us]
-    timed = timing.time_together([calls[name] for name in near], **_EFFORT) if near else []
-    return found | {name: each.p20_us for name, each in zip(near, timed, strict=True)}
+    return found | dict(zip(near, _undisturbed_us([calls[name] for name in near]), strict=True))
+
+
+def _once_us(call):
+    once: dict[str, Any] = {"min_reps": 1, "max_seconds": 0.0, "rse_target": 1.0, "warmups": 0, "fewest": 1}
+    return timing.time_call(call, **once).p50_us
+
+
+def _undisturbed_us(calls):
+    """Microseconds of each call on a CPU, the first quintile: on all cores, or on one where that takes less.
+
+    An operator that is shared waits for the slowest core. While another process has it, that takes a hundred times as
+    long, and says nothing of later calls.
+    """
+    alone = [partial(on_one_core, call) for call in calls]
+    times = [each.p20_us for each in timing.time_together([*calls, *alone], **_EFFORT)]
+    return [min(pair) for pair in zip(times[: len(calls)], times[len(calls) :], strict=True)]
 
 
 def executor(
