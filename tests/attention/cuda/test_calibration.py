@@ -735,3 +735,10 @@ def test_a_plan_takes_what_is_predicted():
     q, k, v = (torch.randn(1, 6, plan.graph.n_rows, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     us = time_gpu(lambda: plan(q, k, v, ordered=True), min_reps=10, max_seconds=0.2, rse_target=0.02).p50_us
     assert plan.schedule.predicted_us == pytest.approx(us, rel=0.4)
+
+
+def test_launches_are_played_through_alike_by_compiled_code():
+    generator = np.random.default_rng(0)
+    first, of_item = 0.1 + generator.random((4, 3)), generator.integers(0, 4, 60)
+    launch = first, 0.9 * first, of_item, 3, 7, np.tril(0.2 + generator.random((3, 3)))
+    assert cost_model.played(*launch) == cost_model._compiled()(*launch)

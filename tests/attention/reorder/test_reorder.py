@@ -1,6 +1,7 @@
 """T2: every order is a permutation, settings are read strictly, clustering reaches the windows' own order."""
 
 import heapq
+import itertools
 import json
 import subprocess
 import sys
@@ -419,6 +420,29 @@ def test_linkage_merges_by_the_least_increase_of_area():
     for chain in ("tree", "growth"):
         order = _linkage.link(q, near, cap=2, chain=chain)
         assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset((0, 2)), frozenset((1, 3))}
+
+
+@settings(max_examples=40, deadline=None)
+@given(dense=patterns())
+def test_of_all_pairs_the_one_that_costs_least_is_merged(dense):
+    graph = from_pattern(dense)
+    q = _quotient.quotient(graph, np.arange(graph.n_distinct))
+    n = len(q.rows)
+    clusters = {r: (set(q.indices[q.indptr[r] : q.indptr[r + 1]].tolist()), q.size[r]) for r in range(n)}
+
+    def area(units, queries):
+        return q.weight[list(units)].sum() * queries
+
+    def increase(i, j):
+        (one, m), (two, k) = clusters[i], clusters[j]
+        return area(one | two, m + k) - area(one, m) - area(two, k)
+
+    left, right = _linkage._merge(q, np.array([[*range(r), *range(r + 1, n)] for r in range(n)], int), (np.inf,))
+    for node, pair in enumerate(zip(left, right, strict=True), n):
+        assert pair == min(itertools.combinations(sorted(clusters), 2), key=lambda pair: (increase(*pair), pair))
+        (one, m), (two, k) = (clusters.pop(each) for each in pair)
+        clusters[node] = one | two, m + k
+    assert len(clusters) == min(n, 1)
 
 
 def test_similar_rows_by_jaccard():
