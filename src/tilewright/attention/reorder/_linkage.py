@@ -25,11 +25,12 @@ def link(q: Quotient, near: NDArray[np.int64], *, cap: int, chain: str) -> NDArr
     read from end to end. ``growth``: groups of `GROUP` queries are grown of whole clusters (see
     `tilewright.attention.reorder._growth`), which fills groups of a fixed size better.
     """
-    caps = (cap, np.inf) if chain == "tree" else (cap,)
-    order, ptr = _leaves(q, *_merge(q, near, caps))
+    caps = np.array([cap, np.inf] if chain == "tree" else [cap], np.float64)
+    left, right = _merge(q.indptr, q.indices, q.weight, q.size, near, caps)
+    order, ptr = _leaves(q.indptr, q.indices, q.weight, left, right)
     if chain == "tree" or not len(order):
         return order
-    indptr, indices = _unions(q, order, ptr)
+    indptr, indices = _unions(q.indptr, q.indices, order, ptr, len(q.weight))
     size = np.add.reduceat(q.size[order], ptr[:-1])
     by_unit = transpose(indptr, indices, len(q.weight))
     clusters = Quotient(np.arange(len(size)), size, q.weight, indptr, indices, *by_unit, bare=q.bare[:0])  # type: ignore[misc]  # mypy does not know the length of what is unpacked
@@ -74,110 +75,177 @@ def _similar(indptr, indices, col_ptr, col_rows, weight, k):
     return out
 
 
-def _merge(q, near, caps):
-    """Children of every merge, lists of ints: rows are nodes 0..R-1, merge m is node R+m."""
+@njit(cache=True, nogil=True)
+def _common(a, b, weight):
+    """Weight of the units in both of two ascending lists."""
+    i, j, total = 0, 0, 0.0
+    while i < len(a) and j < len(b):
+        if a[i] == b[j]:
+            total += weight[a[i]]
+            i += 1
+            j += 1
+        elif a[i] < b[j]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _merge(indptr, indices, weight, size, near, caps):
+    """Children of every merge, int64 [merges] each: rows are nodes 0..R-1, merge m is node R+m."""
     n_rows, k = near.shape
-    units, held = np.split(q.indices, q.indptr[1:-1]), np.zeros(len(q.weight))
-    keys, queries = np.zeros(2 * n_rows), np.zeros(2 * n_rows)
-    keys[:n_rows], queries[:n_rows] = [q.weight[each].sum() for each in units], q.size
-    parent = list(range(n_rows))
-    around = [[other for other in row if other >= 0] for row in near.tolist()]
-    left: list[int] = []
-    right: list[int] = []
-    heap: list[tuple[float, int, int]] = []
-
-    def root(node):
-        # The cluster that a node has become part of; paths are halved on the way.
-        while parent[node] != node:
-            parent[node] = node = parent[parent[node]]
-        return node
-
-    def increase(i, others):
-        # Of the area, queries x keys, if cluster i and each of the others were one.
-        held[units[i]] = q.weight[units[i]]
-        theirs = [units[j] for j in others]
-        begin = np.cumsum([0, *map(len, theirs[:-1])])
-        their_keys, their_queries = keys[others], queries[others]
-        union = keys[i] + their_keys - np.add.reduceat(held[np.concatenate(theirs)], begin)
-        held[units[i]] = 0
-        return union * (queries[i] + their_queries) - keys[i] * queries[i] - their_keys * their_queries
-
-    def offer(i, others, costs, most):
-        for at in np.flatnonzero(queries[others] <= most - queries[i]).tolist():
-            heapq.heappush(heap, (float(costs[at]), min(i, others[at]), max(i, others[at])))
-
+    n_nodes = 2 * n_rows
+    # Unions of all clusters one after the other; begin/end of each, its keys and queries.
+    pool, filled = np.empty(2 * len(indices) + 1, np.int32), len(indices)
+    pool[:filled] = indices
+    begin, end = np.zeros(n_nodes, np.int64), np.zeros(n_nodes, np.int64)
+    begin[:n_rows], end[:n_rows] = indptr[:-1], indptr[1:]
+    keys, queries = np.zeros(n_nodes), np.zeros(n_nodes)
+    queries[:n_rows] = size
+    for r in range(n_rows):
+        for e in range(indptr[r], indptr[r + 1]):
+            keys[r] += weight[indices[e]]
+    parent = np.arange(n_nodes)
+    # Twice as many neighbours for clusters: those of both children, the cheapest kept.
+    around = np.full((n_nodes, 2 * k), -1, np.int64)
+    around[:n_rows, :k] = near
+    left, right = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64)
+    found, price = np.empty(4 * k, np.int64), np.empty(4 * k)
+    heap = [(0.0, 0, 0)]
+    heap.pop()
+    n = n_rows
     for most in caps:
-        for i in range(len(parent)):
-            others = [j for j in map(root, around[i]) if j != i] if parent[i] == i else []
-            if others:
-                offer(i, others, increase(i, others), most)
-        while heap:
+        for i in range(n):
+            for j in around[i]:
+                if parent[i] == i and j >= 0:
+                    j = _root(parent, j)
+                    if i != j and queries[i] + queries[j] <= most:
+                        cost = _increase(pool, begin, end, keys, queries, weight, i, j)
+                        heapq.heappush(heap, (cost, min(i, j), max(i, j)))
+        while len(heap):
             _, i, j = heapq.heappop(heap)
             if parent[i] != i or parent[j] != j:
                 continue
-            n = len(parent)
-            held[units[i]] = 1
-            units.append(np.sort(np.concatenate((units[i], units[j][held[units[j]] == 0]))))
-            held[units[i]] = 0
-            keys[n], queries[n] = q.weight[units[n]].sum(), queries[i] + queries[j]
-            left.append(i)
-            right.append(j)
+            need = end[i] - begin[i] + end[j] - begin[j]
+            if filled + need > len(pool):
+                larger = np.empty(2 * len(pool) + need, np.int32)
+                larger[:filled] = pool[:filled]
+                pool = larger
+            a, b = pool[begin[i] : end[i]], pool[begin[j] : end[j]]
+            begin[n] = filled
+            p, q = 0, 0
+            while p < len(a) or q < len(b):
+                if q == len(b) or (p < len(a) and a[p] <= b[q]):
+                    unit = a[p]
+                    q += q < len(b) and a[p] == b[q]
+                    p += 1
+                else:
+                    unit = b[q]
+                    q += 1
+                pool[filled] = unit
+                filled += 1
+                keys[n] += weight[unit]
+            end[n], queries[n] = filled, queries[i] + queries[j]
+            left[n - n_rows], right[n - n_rows] = i, j
             parent[i] = parent[j] = n
-            parent.append(n)
-            # Twice as many neighbours for clusters: those of both children, the cheapest kept.
-            found = [other for other in dict.fromkeys(map(root, around[i] + around[j])) if other != n]
-            around.append(found)
-            if found:
-                costs = increase(n, found)
-                cheapest = costs.argsort(kind="stable")[: 2 * k]
-                around[n] = [found[c] for c in cheapest.tolist()]
-                offer(n, around[n], costs[cheapest], most)
-            units[i] = units[j] = q.indices[:0]
-            around[i] = around[j] = []
-    return left, right
+            n_found = 0
+            for child in (i, j):
+                for other in around[child]:
+                    if other < 0:
+                        continue
+                    other = _root(parent, other)
+                    if other == n or (found[:n_found] == other).any():
+                        continue
+                    found[n_found] = other
+                    price[n_found] = _increase(pool, begin, end, keys, queries, weight, n, other)
+                    n_found += 1
+            cheapest = np.argsort(price[:n_found], kind="mergesort")[: 2 * k]
+            for i in range(len(cheapest)):
+                other = found[cheapest[i]]
+                around[n, i] = other
+                if queries[n] + queries[other] <= most:
+                    heapq.heappush(heap, (price[cheapest[i]], min(n, other), max(n, other)))
+            n += 1
+    return left[: n - n_rows], right[: n - n_rows]
 
 
-def _leaves(q, left, right):
-    """Leaves of all trees, int64 [R], and where each tree begins, int64 [trees + 1].
+@njit(cache=True, nogil=True)
+def _root(parent, node):
+    """The cluster that a node has become part of; paths are halved on the way."""
+    while parent[node] != node:
+        parent[node] = parent[parent[node]]
+        node = parent[node]
+    return node
+
+
+@njit(cache=True, nogil=True)
+def _increase(pool, begin, end, keys, queries, weight, i, j):
+    """Increase of the area, queries x keys, if clusters i and j were one."""
+    union = keys[i] + keys[j] - _common(pool[begin[i] : end[i]], pool[begin[j] : end[j]], weight)
+    return union * (queries[i] + queries[j]) - keys[i] * queries[i] - keys[j] * queries[j]
+
+
+@njit(cache=True, nogil=True)
+def _leaves(indptr, indices, weight, left, right):
+    """Leaves of all trees, int64 [R], and where each tree begins, int64 [trees+1].
 
     Each merge is flipped so that the two rows that meet share most; trees come by their first row.
     """
-    n_rows, held = len(q.rows), np.zeros(len(q.weight))
-    units = np.split(q.indices, q.indptr[1:-1])
-    ends = [(row, row) for row in range(n_rows)]
-    lowest, flipped = list(range(n_rows)), []
-    for i, j in zip(left, right, strict=True):
-        scores = np.zeros((2, 2))
-        for inner in (0, 1):
-            own = units[ends[i][1 - inner]]
-            held[own] = q.weight[own]
-            scores[:, inner] = [held[units[outer]].sum() for outer in ends[j]]
-            held[own] = 0
-        second, first = divmod(int(scores.argmax()), 2)
-        flipped.append((first, second))
-        ends.append((ends[i][first], ends[j][1 - second]))
-        lowest.append(min(lowest[i], lowest[j]))
-    roots = sorted(set(range(len(ends))) - {*left, *right}, key=lowest.__getitem__)
-    order: list[int] = []
-    ptr = [0]
-    for tree in roots:
-        stack = [(tree, 0)]
-        while stack:
+    n_rows, n_nodes = len(indptr) - 1, len(indptr) - 1 + len(left)
+    first, last = np.arange(n_nodes), np.arange(n_nodes)
+    flipped, is_root = np.zeros((n_nodes, 2), np.bool_), np.ones(n_nodes, np.bool_)
+    lowest = np.arange(n_nodes)
+    for m in range(len(left)):
+        i, j, node = left[m], right[m], n_rows + m
+        is_root[i] = is_root[j] = False
+        lowest[node] = min(lowest[i], lowest[j])
+        best = -1.0
+        for sides in range(4):
+            inner = first[i] if sides & 1 else last[i]
+            outer = last[j] if sides & 2 else first[j]
+            score = _common(
+                indices[indptr[inner] : indptr[inner + 1]], indices[indptr[outer] : indptr[outer + 1]], weight
+            )
+            if score > best:
+                best = score
+                flipped[node, 0], flipped[node, 1] = sides & 1 > 0, sides & 2 > 0
+        first[node] = last[i] if flipped[node, 0] else first[i]
+        last[node] = first[j] if flipped[node, 1] else last[j]
+    order, n = np.empty(n_rows, np.int64), 0
+    roots = np.flatnonzero(is_root)
+    stack = [(0, False)]
+    stack.pop()
+    ptr = np.zeros(len(roots) + 1, np.int64)
+    roots = roots[np.argsort(lowest[roots], kind="mergesort")]
+    for t in range(len(roots)):
+        stack.append((roots[t], False))
+        while len(stack):
             node, reverse = stack.pop()
             if node < n_rows:
-                order.append(node)
+                order[n] = node
+                n += 1
                 continue
-            children = zip((left[node - n_rows], right[node - n_rows]), flipped[node - n_rows], strict=True)
-            here, there = ((child, flip ^ reverse) for child, flip in children)
-            stack += [here, there] if reverse else [there, here]
-        ptr.append(len(order))
-    return np.array(order, np.int64), np.array(ptr)
+            m = node - n_rows
+            here, there = (left[m], flipped[node, 0] != reverse), (right[m], flipped[node, 1] != reverse)
+            stack.append(here if reverse else there)
+            stack.append(there if reverse else here)
+        ptr[t + 1] = n
+    return order, ptr
 
 
-def _unions(q, order, ptr):
+@njit(cache=True, nogil=True)
+def _unions(indptr, indices, order, ptr, n_units):
     """CSR of the ascending units of each cluster ``order[ptr[c]:ptr[c+1]]``."""
-    cluster = np.empty(len(order), np.int64)
-    cluster[order] = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
-    own = np.unique(np.repeat(cluster, np.diff(q.indptr)) * len(q.weight) + q.indices)
-    cluster, indices = np.divmod(own, len(q.weight))
-    return np.searchsorted(cluster, np.arange(len(ptr))), indices.astype(np.int32)
+    seen, out = np.full(n_units, -1, np.int64), np.empty(len(indices), np.int32)
+    union_ptr, n = np.zeros(len(ptr), np.int64), 0
+    for c in range(len(ptr) - 1):
+        for i in range(ptr[c], ptr[c + 1]):
+            for unit in indices[indptr[order[i]] : indptr[order[i] + 1]]:
+                if seen[unit] != c:
+                    seen[unit] = c
+                    out[n] = unit
+                    n += 1
+        out[union_ptr[c] : n].sort()
+        union_ptr[c + 1] = n
+    return union_ptr, out[:n].copy()
