@@ -437,7 +437,8 @@ def test_of_all_pairs_the_one_that_costs_least_is_merged(dense):
         (one, m), (two, k) = clusters[i], clusters[j]
         return area(one | two, m + k) - area(one, m) - area(two, k)
 
-    left, right = _linkage._merge(q, np.array([[*range(r), *range(r + 1, n)] for r in range(n)], int), (np.inf,))
+    others = np.array([[*range(r), *range(r + 1, n)] for r in range(n)], np.int64).reshape(n, max(n - 1, 0))
+    left, right = _linkage._merge(q.indptr, q.indices, q.weight, q.size, others, np.array([np.inf]))
     for node, pair in enumerate(zip(left, right, strict=True), n):
         assert pair == min(itertools.combinations(sorted(clusters), 2), key=lambda pair: (increase(*pair), pair))
         (one, m), (two, k) = (clusters.pop(each) for each in pair)
