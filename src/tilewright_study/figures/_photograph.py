@@ -19,13 +19,13 @@ def draw(image, views, title):
     from matplotlib.patches import Rectangle
 
     _, height, width = image.shape
-    drawn = _style.figure(2.9 * (1 + len(views)), 0.6 + 2.9 * height / width)
+    drawn = _style.figure(0.9 + _style.WIDTH / (1 + len(views)) * height / width)
     whole, *panels = drawn.subplots(1, 1 + len(views), squeeze=False)[0]
     whole.imshow(image.transpose(1, 2, 0))
-    whole.set_title("image", fontsize=8.5)
+    whole.set_title("image")
     for axes, view in zip(panels, views, strict=True):
         axes.imshow(picture(image, view.seen))
-        axes.set_title(view.title, fontsize=8.5)
+        axes.set_title(view.title)
         if view.token is not None:
             top, left, side = view.token
             # White beneath, so that it is seen on any colour.
@@ -36,5 +36,5 @@ def draw(image, views, title):
         axes.set(xticks=[], yticks=[])
         axes.grid(False)
         axes.spines[:].set_visible(False)
-    drawn.suptitle(title, fontsize=11.5, fontweight="bold")
+    drawn.suptitle(title, fontweight="bold")
     return drawn
