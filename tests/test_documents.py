@@ -65,6 +65,13 @@ def test_every_file_of_the_checkout_that_is_named_exists(path):
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+def test_every_page_that_code_names_exists():
+    files = [path for folder in ("src", "workflow", "rules") for path in (ROOT / folder).rglob("*.*")]
+    code = [path for path in files if path.suffix in (".py", ".smk", ".html")]
+    named = {name for path in code for name in re.findall(r"docs/[\w/-]+\.md", path.read_text())}
+    assert named and [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 def test_every_noun_of_the_code_is_in_the_module_that_is_said_to_define_it():
     nouns = text("CONTRIBUTING.md").partition("## Nouns")[2].partition("## Words")[0]
     rows = re.findall(r"^\| (.+) \| `([^`]+)` \|$", nouns, re.MULTILINE)

@@ -215,15 +215,16 @@ def plan(
         return expected(made, device=kind, seed=seed, bias_heads=bias_heads, **options)
 
     if reorder == "auto" and backends.predicts(kind):
-        ordered_graph, order_info, blocks_by_tile, profiles = _fastest(
+        ordered_graph, order_info, blocks_by_tile, profiles, alone = _fastest(
             unordered, lambda ordered: _order_cost(ordered, fewest_rows), tiled, profiled, limits, stack
         )
     else:
         ordered_graph, order_info = _reorder(unordered, reorder, stack)
         blocks_by_tile = tiled(ordered_graph)
         profiles = profiled(blocks_by_tile)
-    if not defaults.MIXES:
-        blocks_by_tile, profiles = _alone_fastest(blocks_by_tile, profiles, limits)
+        alone = None if defaults.MIXES else _best_tile(blocks_by_tile, profiles, limits)[1]
+    if alone is not None and not defaults.MIXES:
+        blocks_by_tile, profiles = {alone: blocks_by_tile[alone]}, {alone: profiles[alone]}
     # Who names tiles, or a baseline of the solvers, asks for tiles.
     beside = tiles is None and schedule.compares(solver)
     if beside:
@@ -293,8 +294,8 @@ class Plan:
     ----------
     heads, head_dim : int
         Attention heads H and their dimension D.
-    dtype : str
-        Type of the tensors, such as ``float32``.
+    dtype : torch.dtype
+        Type of the tensors, such as ``torch.float32``.
     device : str
         Kind of device, ``cpu`` or ``cuda``.
     row_order, col_order : Tensor
@@ -304,7 +305,7 @@ class Plan:
     units : Units or None
         Which of several patterns each head or image has.
     schedule, blocks, profiles
-        Results of the stages, see docs/architecture.md.
+        Results of the stages, see docs/scheduling.md.
     """
 
     def __init__(
@@ -897,7 +898,8 @@ def _tried(pattern, stack):
 
 
 def _fastest(pattern, cost_of, tiled, profiled, limits, stack):
-    """``(graph, info, blocks by tile, profiles)`` in the order whose best tile alone is predicted to be fastest.
+    """``(graph, info, blocks by tile, profiles, best tile)`` in the order whose best tile alone is predicted to be
+    fastest; None where no tile fits all regions.
 
     tiled: ``callable(graph) -> blocks by tile``, for several orders side by side; profiled: ``callable(blocks by tile)
     -> profiles``. cost_of: ``callable(graph) -> cost``; an order that costs more than `_HOPELESS` times as much as
@@ -917,14 +919,14 @@ def _fastest(pattern, cost_of, tiled, profiled, limits, stack):
         for (ordered, info), blocks_by_tile in zip(distinct, covers, strict=True):
             # In this thread, whose device it is.
             profiles = profiled(blocks_by_tile)
-            among[info["order"]] = _best_tile_us(blocks_by_tile, profiles, limits)
+            among[info["order"]], alone = _best_tile(blocks_by_tile, profiles, limits)
             # Of equally fast orders the first is taken.
             if among[info["order"]] < least:
-                least, best = among[info["order"]], (ordered, info, blocks_by_tile, profiles)
+                least, best = among[info["order"]], (ordered, info, blocks_by_tile, profiles, alone)
     among = {info["order"]: among[first[ordered.id]] for ordered, info in near}
     left_out = {info["order"]: cost for (_, info), cost in zip(tried, costs, strict=True) if info["order"] not in among}
-    ordered, info, blocks_by_tile, profiles = best
-    return ordered, info | {"by": "predicted_us", "among": among, "left_out": left_out}, blocks_by_tile, profiles
+    ordered, info, *found = best
+    return ordered, info | {"by": "predicted_us", "among": among, "left_out": left_out}, *found
 
 
 def _at_once(pattern):
@@ -934,33 +936,18 @@ def _at_once(pattern):
     return max(1, len(os.sched_getaffinity(0)) // _TILES)
 
 
-def _tile_times_us(blocks_by_tile, profiles, limits):
-    """``{tile: predicted microseconds}`` of schedules that have one tile for all regions; without those that do not fit
-    some region."""
+def _best_tile(blocks_by_tile, profiles, limits):
+    """``(predicted microseconds, tile)`` of the fastest schedule that has one tile for all regions; those of greedy's,
+    and None, where no tile fits all regions."""
     times = {}
     for name in blocks_by_tile:
         one = {name: blocks_by_tile[name]}, {name: profiles[name]}
         with contextlib.suppress(InfeasibleError):
             times[name] = schedule.solve(*one, limits, solver="greedy").predicted_us
-    return times
-
-
-def _best_tile_us(blocks_by_tile, profiles, limits):
-    """Predicted microseconds of the best schedule that has one tile for all regions, or else of greedy's."""
-    times = _tile_times_us(blocks_by_tile, profiles, limits)
-    return (
-        min(times.values(), default=None)
-        or schedule.solve(blocks_by_tile, profiles, limits, solver="greedy").predicted_us
-    )
-
-
-def _alone_fastest(blocks_by_tile, profiles, limits):
-    """``(blocks by tile, profiles)`` of the fastest tile alone; all where none fits all regions."""
-    times = _tile_times_us(blocks_by_tile, profiles, limits)
     if not times:
-        return blocks_by_tile, profiles
-    name = min(times, key=times.__getitem__)
-    return {name: blocks_by_tile[name]}, {name: profiles[name]}
+        return schedule.solve(blocks_by_tile, profiles, limits, solver="greedy").predicted_us, None
+    name = min(times, key=lambda each: times[each])
+    return times[name], name
 
 
 def _reasons(info):
