@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.attention.reorder._axes import AXES, WIDE
-from tilewright.attention.reorder._quotient import Quotient, join, quotient, split
+from tilewright.attention.reorder._quotient import Quotient, join, quotient, split, take
 
 if TYPE_CHECKING:
     from tilewright.graph import Graph
@@ -118,9 +118,9 @@ def _boxes(col_ptr, col_rows, coordinates, part, sides):
     """``(reach, wrapped)`` where the rows of every unit fill a box of one part, else None: by axis, the longest side of
     these boxes, and whether some box goes around the end of the axis."""
     counts = np.diff(col_ptr)
-    begin, counts = col_ptr[:-1][counts > 0], counts[counts > 0]
+    units, counts = np.flatnonzero(counts), counts[counts > 0]
     least, most = (
-        np.stack([bound.reduceat(place[col_rows], begin) for place in (part, *coordinates.T)])
+        np.stack([bound.reduceat(place[col_rows], col_ptr[units]) for place in (part, *coordinates.T)])
         for bound in (np.minimum, np.maximum)
     )
     if (least[0] != most[0]).any():
@@ -132,9 +132,7 @@ def _boxes(col_ptr, col_rows, coordinates, part, sides):
     others = np.flatnonzero(~filled)
     for some in np.split(others, np.arange(_UNITS, len(others), _UNITS)):
         unit = np.repeat(np.arange(len(some)), counts[some])
-        rows = col_rows[
-            np.arange(len(unit)) + np.repeat(begin[some] - np.cumsum(counts[some]) + counts[some], counts[some])
-        ]
+        rows = take(col_ptr, col_rows, units[some])[1]
         area = np.ones(len(some), np.int64)
         for a, side in enumerate(sides):
             places, begins, around = _around(unit, coordinates[rows, a], side)

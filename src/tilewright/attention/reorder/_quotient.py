@@ -74,7 +74,7 @@ def quotient(graph: "Graph", rows: np.ndarray, col_block: int = 1, exact: bool =
     exact: no units are sampled, and those that all rows see are left out alone, not those that nearly all do.
     """
     indptr, units, n_units = unit_rows(graph, col_block, col_block == 1)
-    indptr, units = _take(indptr, units, rows)
+    indptr, units = take(indptr, units, rows)
     col_ptr, col_rows = transpose(indptr, units, n_units)
     count = np.diff(col_ptr)
     useful = (count > 0) & (count < len(rows) if exact else count <= max(1, UBIQUITOUS * len(rows)))
@@ -116,7 +116,9 @@ def _sample(weight, count, budget):
     return np.where(np.random.default_rng(0).random(len(weight)) < share, weight / share, 0)
 
 
-def _take(indptr, indices, rows):
+def take(
+    indptr: NDArray[np.int64], indices: NDArray[np.int32], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """The CSR of some rows."""
     if len(rows) == len(indptr) - 1 and (np.diff(rows) == 1).all():
         return indptr, indices
@@ -147,8 +149,8 @@ def leaders(col_ptr: NDArray[np.int64], col_rows: NDArray[np.int32], useful: NDA
     other, counts = at[first[same]], np.diff(col_ptr)
     asked = (other != at) & (counts[other] == counts[at])
     at, other = at[asked], other[asked]
-    ptr, rows = _take(col_ptr, col_rows, at)
-    wrong = np.append(0, np.cumsum(rows != _take(col_ptr, col_rows, other)[1]))
+    ptr, rows = take(col_ptr, col_rows, at)
+    wrong = np.append(0, np.cumsum(rows != take(col_ptr, col_rows, other)[1]))
     equal = wrong[ptr[1:]] == wrong[ptr[:-1]]
     found[at[equal]] = other[equal]
     return found
