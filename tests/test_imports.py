@@ -17,6 +17,7 @@ FLOORS = (
     ("graph", "milp"),
     ("reference",),
     ("devices",),
+    ("neighborhood",),
     ("masks",),
     ("torch_attention",),
     ("attention",),
@@ -133,7 +134,7 @@ import sys
 import tilewright as tw
 
 assert not {"torch", "numpy", "numba", "highspy"} & sys.modules.keys()
-named = {"plan", "load", "slices", "paths", "ragged", "integrations", "nn", "models", "networks"}
+named = {"plan", "load", "slices", "paths", "ragged", "integrations", "nn", "models", "networks", "neighborhood"}
 assert named <= {*dir(tw)} & {*tw.__all__}
 assert tw.integrations.sdpa and tw.integrations is sys.modules["tilewright.integrations"]
 print(*(getattr(tw, name).__name__ for name in sorted(tw.__all__) if not name.startswith("__")))
@@ -148,7 +149,8 @@ def test_all_that_is_public_is_there_after_the_import_and_none_of_it_before():
     done = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
         "Plan TilewrightError tilewright.core.errors tilewright.integrations load tilewright.networks "
-        "tilewright.networks tilewright.nn tilewright.paths plan tilewright.packed.pack tilewright.slices",
+        "tilewright.neighborhood tilewright.networks tilewright.nn tilewright.paths plan "
+        "tilewright.packed.pack tilewright.slices",
         "module 'tilewright' has no attribute 'plans'",
     ], done.stderr
 
@@ -187,7 +189,7 @@ def test_windows_are_planned_without_numba_and_what_runs_eagerly_loads_no_compil
 # Wings whose public functions and methods say the types of all that they take and give.
 TYPED = (
     *("core", "graph", "milp", "reference", "devices", "masks", "packed", "torch_attention", "nn", "integrations"),
-    *("attention", "networks", "paths", "slices", "commands", "pushmem"),
+    *("attention", "networks", "paths", "slices", "commands", "pushmem", "neighborhood"),
 )
 
 

@@ -12,7 +12,7 @@ from tilewright.core.errors import TilewrightError
 from tilewright.core.version import __version__
 
 _API = ("Plan", "load", "plan")
-_PACKAGES = {name: name for name in ("integrations", "networks", "nn", "paths", "slices")}
+_PACKAGES = {name: name for name in ("integrations", "neighborhood", "networks", "nn", "paths", "slices")}
 _PACKAGES |= {"models": "networks", "ragged": "packed.pack"}
 __all__ = [*_API, *_PACKAGES, "TilewrightError", "__version__", "errors"]
 

@@ -1,0 +1,16 @@
+"""What runs neighbourhood attention on each kind of device: ``neighborhood/<device>/launch.py``. Its functions:
+
+``forward(q, k, v, rule, scale, extra, want_lse) -> (out, lse or None)``: attention [B, *grid, H, D_v] of q
+    [B, *grid, H, D], k [B, *grid, H_kv, D] and v [B, *grid, H_kv, D_v], of one type, with values of a head side by
+    side; H_kv divides H. extra: keys and values [B, N, H_kv, D or D_v] that all queries see, or None. rule: a
+    `rule.Rule` that fits the grid. lse: natural log-sum-exps, float32 [B, *grid, H]. Results are contiguous.
+``backward(q, k, v, out, lse, grad, rule, scale, extra) -> (dq, dk, dv, dk_extra or None, dv_extra or None)``:
+    gradients, contiguous, for the gradient of ``out``. Equal calls give equal bits.
+
+Nothing else is checked there.
+"""
+
+from tilewright import devices
+
+# By torch's name of their device.
+LAUNCHES = devices.offering("neighborhood.launch")

@@ -1,0 +1,1 @@
+"""Neighbourhood attention on a CPU."""

@@ -1,0 +1,166 @@
+"""Neighbourhood attention against the oracle by coordinates, and what is refused."""
+
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilewright as tw
+from tilewright import reference
+from tilewright.core.errors import DeviceError, PatternError, TilewrightError
+
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+
+
+@st.composite
+def cases(draw):
+    """Grids, windows, borders, heads, extra tokens, types and layouts."""
+    n_axes = draw(st.integers(1, 3))
+    grid = tuple(draw(st.integers(1, (70, 14, 7)[n_axes - 1])) for _ in range(n_axes))
+    window = tuple(draw(st.integers(1, n)) for n in grid)
+    dilation = tuple(draw(st.integers(1, min(3, n // w))) for n, w in zip(grid, window, strict=True))
+    stride = tuple(draw(st.integers(1, w)) for w in window)
+    border = draw(st.sampled_from(["shift", "cut"]))
+    causal = tuple(border == "shift" and draw(st.booleans()) for _ in grid)
+    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    rule = {"window": window, "stride": stride, "dilation": dilation, "causal": causal, "border": border}
+    form = {
+        "heads": (kv_heads * group, kv_heads),
+        "dims": (draw(st.sampled_from([1, 8, 20])), draw(st.sampled_from([1, 8, 24]))),
+        "batch": draw(st.integers(1, 2)),
+        "extra": draw(st.sampled_from([0, 0, 3])),
+        "dtype": draw(st.sampled_from(DTYPES)),
+        "layout": draw(st.sampled_from(["plain", "heads first", "values apart"])),
+    }
+    return grid, rule, form
+
+
+def tensors(grid, form):
+    """``(q, k, v, extra)`` of a form."""
+    generator = torch.Generator().manual_seed(0)
+
+    def make(tokens, heads, dim):
+        shape = (form["batch"], *tokens, heads, dim)
+        if form["layout"] == "heads first":
+            made = torch.randn(shape[0], heads, *tokens, dim, generator=generator).movedim(1, -2)
+        elif form["layout"] == "values apart":
+            made = torch.randn(dim, *shape[:-1], generator=generator).movedim(0, -1)
+        else:
+            made = torch.randn(shape, generator=generator)
+        return made.to(form["dtype"])
+
+    (heads, kv_heads), (dim, v_dim) = form["heads"], form["dims"]
+    q, k, v = make(grid, heads, dim), make(grid, kv_heads, dim), make(grid, kv_heads, v_dim)
+    n = form["extra"]
+    return q, k, v, (make((n,), kv_heads, dim), make((n,), kv_heads, v_dim)) if n else None
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_attention_is_that_of_the_oracle(case):
+    grid, rule, form = case
+    q, k, v, extra = tensors(grid, form)
+    out, lse = tw.neighborhood.attend(q, k, v, **rule, extra=extra, lse=True)
+    expected, sums = reference.neighborhood(q, k, v, **rule, extra=extra)
+    # Rows of one value have no length to speak of.
+    bound = reference.TOLERANCE[q.dtype] * expected.abs().max()
+    assert out.dtype == q.dtype and out.shape == (*q.shape[:-1], v.shape[-1]) and out.is_contiguous()
+    assert (out - expected).abs().max() <= bound
+    assert lse.dtype == torch.float32 and (lse - sums).abs().max() < 1e-4
+    if all(n > 0 for n in grid):
+        plan = tw.neighborhood.plan(
+            grid, **rule, heads=q.shape[-2], head_dim=q.shape[-1], dtype=q.dtype, kv_heads=k.shape[-2]
+        )
+        assert torch.equal(pickle.loads(pickle.dumps(plan))(q, k, v, extra=extra), out)
+        flat = (x.flatten(1, -3) for x in (q, k, v))
+        assert torch.equal(plan(*flat, extra=extra), out if len(grid) == 1 else out.flatten(1, -3))
+
+
+def test_scales_and_empty_batches():
+    q, k, v = torch.randn(3, 2, 6, 6, 2, 8)
+    out = tw.neighborhood.attend(q, k, v, 3, scale=0.3)
+    assert reference.relative_error(out, reference.neighborhood(q, k, v, 3, scale=0.3)[0]) < 1e-5
+    out, lse = tw.neighborhood.attend(q[:0], k[:0], v[:0, ..., :3], 3, lse=True)
+    assert out.shape == (0, 6, 6, 2, 3) and lse.shape == (0, 6, 6, 2)
+
+
+Q = torch.zeros(1, 6, 6, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"window": 7}, "window: expected at most the 6 tokens of axis 0, found window 7"),
+        ({"dilation": (1, 3)}, "window: expected at most the 6 tokens of axis 1, found window 3 times dilation 3"),
+        ({"stride": 4}, "stride: expected at most the window 3, found 4"),
+        ({"causal": True, "border": "cut"}, 'border: expected "shift" with a causal axis, found "cut"'),
+        ({"scale": float("nan")}, "scale: expected a finite number, found nan"),
+        ({"lse": 1}, "lse: expected True or False, found 1"),
+        ({"q": None}, "q: expected a strided tensor, found None"),
+        (
+            {"q": torch.zeros(2, 3)},
+            "q: expected shape (batch, 1 to 3 axes of a grid, heads, head_dim), found (2, 3)",
+        ),
+        (
+            {"q": Q.double()},
+            "q: expected one of torch.float32, torch.bfloat16, torch.float16, found torch.float64",
+        ),
+        ({"k": Q.half()}, "k: expected dtype torch.float32 like q, found torch.float16"),
+        ({"v": Q.to("meta")}, "v: expected a tensor on cpu like q, found meta"),
+        (
+            {"k": Q[:, :5]},
+            "k: expected shape (1, 6, 6, any, 8) with q (1, 6, 6, 4, 8), found (1, 5, 6, 4, 8)",
+        ),
+        (
+            {"v": Q[..., :2, :]},
+            "v: expected shape (1, 6, 6, 4, any) with q (1, 6, 6, 4, 8), found (1, 6, 6, 2, 8)",
+        ),
+        ({"k": Q[..., :3, :]}, "k: expected a number of heads that divides the 4 of q, found 3"),
+        ({"extra": Q}, "extra: expected a pair of keys and values, found torch.float32 of shape (1, 6, 6, 4, 8)"),
+        (
+            {"extra": (Q[:, 0, ..., :4], Q[:, 0])},
+            "extra keys: expected shape (1, any, 4, 8) with q (1, 6, 6, 4, 8), found (1, 6, 4, 4)",
+        ),
+        (
+            {"extra": (Q[:, 0], Q[:, 0, :5])},
+            "extra values: expected shape (1, 6, 4, 8) with q (1, 6, 6, 4, 8), found (1, 5, 4, 8)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(given, message):
+    with pytest.raises(TilewrightError) as refusal:
+        tw.neighborhood.attend(**{"q": Q, "k": Q, "v": Q, "window": 3} | given)
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"grid": (0, 6)}, "grid: expected 2 integers of at least 1, found (0, 6)"),
+        ({"grid": (2**30, 2**30, 6)}, "grid: expected fewer than 2^63 values, found the grid"),
+        ({"heads": 0}, "heads: expected an integer of at least 1, found 0"),
+        ({"kv_heads": 3}, "kv_heads: expected a divisor of the 4 heads, found 3"),
+        ({"dtype": torch.float64}, "dtype: expected one of torch.float32"),
+        ({"device": "meta"}, "device: expected one of cpu"),
+    ],
+)
+def test_plans_of_what_is_no_grid_are_refused(given, message):
+    with pytest.raises(TilewrightError) as refusal:
+        tw.neighborhood.plan(**{"grid": (6, 6), "window": 3, "heads": 4, "head_dim": 8} | given)
+    assert message in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_plans_refuse_other_tensors():
+    plan = tw.neighborhood.plan((6, 6), 3, heads=4, head_dim=8)
+    for x, message in (
+        (Q[:, :5], "q: expected shape (B, 6, 6, 4, 8) and 4 heads of k as planned, found (1, 5, 6, 4, 8) and 4"),
+        (Q.flatten(1, 2)[:, 1:], "q: expected the 36 tokens of (6, 6), found (1, 35, 4, 8)"),
+        (Q.half(), "q: expected dtype torch.float32 as planned, found torch.float16"),
+    ):
+        with pytest.raises(PatternError) as refusal:
+            plan(x, x, x)
+        assert str(refusal.value) == message
+    with pytest.raises(DeviceError, match="q: expected a tensor on cpu as planned, found meta"):
+        plan(*[Q.to("meta")] * 3)
