@@ -16,6 +16,8 @@ from helpers import pages
 from helpers.pages import ROOT
 from tilewright import devices, nn, slices
 from tilewright.attention.masks import Bias
+from tilewright.pushmem import mapping
+from tilewright_study.experiments.push import apps
 
 PAGES = [
     str(path.relative_to(ROOT))
@@ -126,7 +128,7 @@ def of_models(_):
 
 def of_push_memories(tmp_path):
     (tmp_path / "pulse.btor2").write_text(PULSE)
-    yield from ({}, "needs halide")
+    yield from ({}, {"mapped": mapping.compile(apps.program("gaussian-64"))}, "needs halide")
 
 
 def of_packed_batches(_):
