@@ -34,6 +34,7 @@ from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 NAMES = (
     *("vision_longformer", "regionvit", "dynamicvit"),
     *("band", "dilated", "axial", "bigbird", "swin", "swin_stage", "window3d", "mix", "powerlaw", "file"),
+    "neighborhood",
 )
 
 # Graphs do not change with the networks.
