@@ -1,0 +1,1 @@
+"""Neighbourhoods on NVIDIA GPUs."""
