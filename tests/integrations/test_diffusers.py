@@ -18,6 +18,13 @@ ALL = {"tokens": 100, "keep": 1.0, "budget": 1.0}
 FEW = {"tokens": 100, "keep": 0.3, "budget": 0.4, "rows": 32}
 
 
+@pytest.fixture(autouse=True)
+def own_backend():
+    """Of the process: a model that is given a backend by name sets it."""
+    with dispatch.attention_backend("native"):
+        yield
+
+
 def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -131,7 +138,9 @@ def test_wan_answers_the_same_with_all_keys_by_the_backend_of_a_name(wan, of_wan
     assert attention.calls == {"slices": 2, "queries and keys differ": 2}
     assert torch.allclose(found, expected, atol=1e-5) and not found.isnan().any()
     wan.reset_attention_backend()
-    assert torch.equal(wan(**of_wan)[0], expected) and attention.calls["slices"] == 2
+    # In 0.42 the name stays that of the process.
+    with dispatch.attention_backend("native"):
+        assert torch.equal(wan(**of_wan)[0], expected) and attention.calls["slices"] == 2
 
 
 @torch.no_grad()
@@ -191,7 +200,17 @@ def test_wrong_settings_enter_nothing():
     assert "other" not in [backend.value for backend in dispatch.AttentionBackendName]
 
 
-def test_other_versions_are_refused(monkeypatch):
-    monkeypatch.setattr(diffusers, "__version__", "0.99.0")
-    with pytest.raises(Unavailable, match=r"expected version 0\.35, found 0\.99\.0"):
+def test_other_dispatchers_are_refused(monkeypatch):
+    monkeypatch.setattr(dispatch, "dispatch_attention_fn", lambda query, key, value, backend: query)
+    with pytest.raises(Unavailable, match=r"0\.35 and 0\.42, found another: what is entered is not called"):
         adapter.register("other")
+    monkeypatch.delattr(dispatch, "_AttentionBackendRegistry")
+    with pytest.raises(Unavailable, match=r"found another: module .* has no attribute '_AttentionBackendRegistry'"):
+        adapter.register("other")
+
+
+@torch.no_grad()
+def test_a_parallel_configuration_is_refused():
+    adapter.register("other")
+    with pytest.raises(ConfigError, match="other: expected all tokens on one device"):
+        dispatch._AttentionBackendRegistry._backends["other"](*torch.zeros(3, 1, 8, 1, 64), _parallel_config={})

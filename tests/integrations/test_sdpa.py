@@ -175,6 +175,6 @@ def test_wrong_settings_are_refused():
 
 
 def test_a_missing_diffusers_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "diffusers", None)
+    monkeypatch.setitem(sys.modules, "diffusers.models", None)
     with pytest.raises(Unavailable, match="diffusers cannot be imported"):
         diffusers.register()
