@@ -154,9 +154,16 @@ def of_slices(_):
 class Pipe(SimpleNamespace):
     """A stand-in for a pipeline of diffusers."""
 
-    def __call__(self, prompt):
+    def __call__(self, prompt, **_):
         """A video."""
         return SimpleNamespace(frames=[prompt])
+
+
+def of_videos(_):
+    decoder = SimpleNamespace(set_attn_processor=lambda processor: None)
+    yield "needs diffusers"
+    yield {"pipe": Pipe(transformer=torch.nn.Identity(), diffusion_decoder=decoder), "latents": None}
+    yield from ({}, "needs a GPU")
 
 
 # High for two cycles, with a period that is to be found.
@@ -188,7 +195,7 @@ GIVEN = {
     "docs/ragged.md": of_packed_batches,
     "docs/scenes.md": lambda _: [{}, {}],
     "docs/slices.md": of_slices,
-    "docs/video.md": lambda _: ["needs diffusers", {"pipe": Pipe(transformer=torch.nn.Identity())}, "needs a GPU"],
+    "docs/video.md": of_videos,
 }
 
 

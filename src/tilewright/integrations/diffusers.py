@@ -1,21 +1,35 @@
-"""Slices as an attention backend of diffusers, by name.
+"""Tilewright's attention in diffusers: slices by name, and windows by rule in the video decoder of LTX-2.5.
 
-`register` enters it with the dispatcher; ``transformer.set_attention_backend("tilewright")`` then chooses it, as the
-context ``attention_backend("tilewright")`` does. Classes that do not go through the dispatcher, such as HunyuanVideo's
-of diffusers 0.35, take `tilewright.integrations.sdpa.Slices.attach`.
+`register` enters slices with the dispatcher; ``transformer.set_attention_backend("tilewright")`` then chooses them, as
+the context ``attention_backend("tilewright")`` does. Classes that do not go through the dispatcher, such as
+HunyuanVideo's of diffusers 0.35, take `tilewright.integrations.sdpa.Slices.attach`. `NeighborhoodProcessor` is for
+``decoder.set_attn_processor``.
 """
 
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from tilewright import neighborhood
+from tilewright.core import arguments
 from tilewright.core.errors import ConfigError, Unavailable
 from tilewright.integrations.sdpa import Slices
+from tilewright.neighborhood.rotary import rotary
 
 # Versions of diffusers that the tests ran with. Its dispatcher is experimental there: names have no public way in.
 TESTED = "0.35 and 0.42"
 # Backends that were entered here.
 _ours: set[str] = set()
+# What the processor uses of an attention module, and what its fused form does.
+USED = ("project_qkv", "kernel_size", "to_out")
+USED_FUSED = (
+    *("to_q", "to_k", "to_v", "heads", "scale", "norm_q.weight", "norm_q.eps", "norm_k.weight", "norm_k.eps"),
+    *("rope.base", "rope.rope_dim_split"),
+)
+# Devices with a kernel for the fused form.
+FUSED_ON = ("cuda",)
 
 
 def register(name: str = "tilewright", **settings: Any) -> Any:
@@ -89,3 +103,68 @@ def _enter(names, name):
     names._member_map_[member._name_] = names._value2member_map_[name] = member
     names._member_names_.append(member._name_)
     _ours.add(name)
+
+
+class NeighborhoodProcessor:
+    """Neighbourhood attention in the video decoder of LTX-2.5, for ``decoder.set_attn_processor``.
+
+    Windows are a rule in the kernel: no block mask is built, and memory grows with the video alone. Weights and tiling
+    stay as they are.
+
+    Parameters
+    ----------
+    fused : bool
+        On a GPU and without gradients, norms, scale and rotation of queries and keys are one kernel, which rounds once.
+        Otherwise, and with False, they are diffusers' own operations.
+
+    Raises
+    ------
+    ConfigError
+        For a value that is not True or False.
+    Unavailable
+        When called by attention that is not like ``LTX2VideoVaeNeighborhoodAttention`` of diffusers 0.42.
+    """
+
+    def __init__(self, fused: bool = True):
+        arguments.flag("fused", fused)
+        self.fused = fused
+
+    def __call__(self, attn: Any, hidden_states: Tensor, block_mask: Any = None) -> Tensor:
+        """Attention module `attn` of hidden_states [B, T, H, W, C], which it projects; `block_mask` is not read."""
+        _expect(attn, USED)
+        fused = self.fused and hidden_states.device.type in FUSED_ON and not _recorded(attn, hidden_states)
+        q, k, v = _projected(attn, hidden_states) if fused else attn.project_qkv(hidden_states)
+        # Queries are scaled.
+        return attn.to_out[0](neighborhood.attend(q, k, v, attn.kernel_size, scale=1.0).flatten(-2))
+
+
+def _recorded(attn, x):
+    """Whether a gradient is recorded in a call of a module."""
+    return torch.is_grad_enabled() and (x.requires_grad or any(w.requires_grad for w in attn.parameters()))
+
+
+def _projected(attn, x):
+    """What ``attn.project_qkv(x)`` returns, with one kernel behind the projections."""
+    _expect(attn, USED_FUSED)
+    norms, rope = (attn.norm_q, attn.norm_k), attn.rope
+    if not all(isinstance(norm, nn.RMSNorm) for norm in norms):
+        found = " and ".join(type(norm).__name__ for norm in norms)
+        raise Unavailable(f"{type(attn).__name__}: expected norms RMSNorm of torch for fused=True, found {found}")
+    q, k, v = (project(x).unflatten(-1, (attn.heads, -1)) for project in (attn.to_q, attn.to_k, attn.to_v))
+    gains, eps = [norm.weight for norm in norms], [norm.eps for norm in norms]
+    return *rotary(q, k, *gains, eps=eps, scale=attn.scale, split=rope.rope_dim_split, base=rope.base), v
+
+
+def _expect(attn, names):
+    """Raise `Unavailable` where a module lacks one of these."""
+    missing = [name for name in names if not _has(attn, name)]
+    if missing:
+        expected = "expected attention like LTX2VideoVaeNeighborhoodAttention of diffusers 0.42"
+        raise Unavailable(f"{expected}, found {type(attn).__name__} without {', '.join(missing)}")
+
+
+def _has(thing, name):
+    try:
+        return attrgetter(name)(thing) is not None
+    except AttributeError:
+        return False
