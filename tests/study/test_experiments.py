@@ -3,10 +3,10 @@
 import hashlib
 import inspect
 import os
+import re
 import shlex
 import subprocess
 import sys
-import textwrap
 import typing
 from pathlib import Path
 
@@ -127,139 +127,13 @@ def test_importing_the_experiments_stays_light():
     assert done.stdout.strip() == "[]"
 
 
-# An experiment of one's own: a module and a word, a table and a word, a section of the configuration.
+# An experiment of one's own, as CONTRIBUTING.md shows it.
 
-COUNTED = '''
-"""Words counted (stage T5)."""
-
-from typing import Literal
-
-from tilewright_study import sections
-from tilewright_study.measure import rows
-
-
-class Section(sections.Section, frozen=True):
-    """Words that are counted.
-
-    words: lists of words, by case
-    """
-
-    words: dict[str, tuple[str, ...]]
-
-    def check(self, config):
-        """Raise `ConfigError` for a word that appears twice."""
-        for name, words in self.words.items():
-            sections.distinct(f"counted.words.{name}", words)
-
-
-class Settings(sections.Section, frozen=True):
-    """The words of one case."""
-
-    words: tuple[str, ...]
-
-
-class Row(rows.Row, frozen=True, kw_only=True):
-    """A word and its letters."""
-
-    kind: Literal["counted"] = "counted"
-    version: Literal[1] = 1
-    word: str = ""
-    letters: rows.Count = None
-
-
-TABLES = ("counted",)
-FIGURES = ("counted",)
-NAMED = "{word}"
-
-
-def cases(config):
-    """The lists."""
-    return list(config.counted.words)
-
-
-def settings(config, case):
-    """The words of a list."""
-    return Settings(config.counted.words[case])
-
-
-def planned(case, settings):
-    """Every word is counted by the same code."""
-    return [{}]
-
-
-def modules(row, device):
-    """Nothing beside this module."""
-    return []
-
-
-def size(case, settings):
-    """Numbers that a case holds."""
-    return len(settings.words)
-
-
-def run(case, settings, how):
-    """Yield a row for each word."""
-    for word in settings.words:
-        yield {"word": word, "letters": len(word), "time": rows.now()}
-
-
-def remark(row):
-    """What the log says."""
-    return f"{row['letters']} letters"
-'''
-TABLE = '''
-"""Letters of words (stage T6).
-
-A letter counts as often as it stands in a word.
-"""
-
-from tilewright_study.tables import _read, _select
-
-SHOWN = {"word": ("word", ""), "letters": ("letters", ".0f")}
-
-
-def needs(config):
-    """The files of the experiment."""
-    return _select.logs(config, "counted")
-
-
-def table(inputs):
-    """One row per word."""
-    (rows,) = _read.frames(inputs, "counted")
-    return rows[["word", "letters"]]
-'''
-FIGURE = '''
-"""Letters of words, as bars."""
-
-from tilewright_study.experiments.counted import table_counted
-from tilewright_study.figures import _style
-
-needs = table_counted.needs
-
-
-def draw(inputs):
-    """A bar for each word."""
-    rows = table_counted.table(inputs)
-    figure = _style.figure(3)
-    axes = figure.subplots()
-    axes.bar(rows["word"], rows["letters"])
-    axes.set_title("Letters of words")
-    return figure
-'''
-TINY_OF_IT = """
-counted:
-  words: {short: [a, "it's"], long: [word]}
-"""
-OWN = {
-    "src/tilewright_study/experiments/counted/__init__.py": COUNTED,
-    "src/tilewright_study/experiments/counted/table_counted.py": TABLE,
-    "src/tilewright_study/experiments/counted/figure_counted.py": FIGURE,
-    "src/tilewright_study/experiments/counted/tiny.yaml": TINY_OF_IT,
-}
-# The registry, where a word is added.
-REGISTRIES = {
-    "src/tilewright_study/experiments/__init__.py": ("NAMES = (", 'NAMES = ("counted", '),
-}
+_, _, PAGE = (ROOT / "CONTRIBUTING.md").read_text().partition("\n### An experiment\n")
+SHOWN = dict(re.findall(r"^```(\w*)\n(.+?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+DIFF, OVERLAY, COMMANDS = SHOWN["diff"], SHOWN["yaml"], SHOWN[""]
+OWN = re.findall(r"^\+\+\+ b/(.+)$", DIFF, re.MULTILINE)
+REGISTRY = "src/tilewright_study/experiments/__init__.py"
 
 
 def digests(folder):
@@ -272,24 +146,21 @@ def source(tmp_path_factory):
     """A checkout with an experiment of its own; no other file of it is edited."""
     folder = copied(tmp_path_factory.mktemp("own") / "checkout")
     before = digests(folder)
-    for path, text in OWN.items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(textwrap.dedent(text).lstrip())
-    for path, (old, new) in REGISTRIES.items():
-        text = (folder / path).read_text()
-        assert text.count(old) == 1
-        (folder / path).write_text(text.replace(old, new))
+    subprocess.run(["git", "apply", "-"], input=DIFF, text=True, cwd=folder, check=True)
+    subprocess.run(COMMANDS.splitlines()[0], shell=True, cwd=folder, check=True)
     after = digests(folder)
-    assert {path for path in after if after[path] != before.get(path)} == {*OWN, *REGISTRIES}
+    assert {path for path in after if after[path] != before.get(path)} == {*OWN, REGISTRY}
     return folder
 
 
 def test_an_experiment_is_added_by_a_folder_and_a_word(source, tmp_path):
     """It goes through configuration, rule, file, reader, table and figure."""
-    study = {"experiments": ["counted"], **yaml.safe_load(TINY_OF_IT)}
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(study))
+    study = yaml.safe_load(OVERLAY)
+    (tmp_path / "own.yaml").write_text(OVERLAY)
     given = ("--cores", "2", "--configfile", tmp_path / "own.yaml")
-    wanted = ("results/tables/counted.csv", "figures/counted.svg")
+    _, *cores, table, figure, _, overlay = shlex.split(COMMANDS.splitlines()[1])
+    wanted = (table, figure)
+    assert cores == ["--cores", "2"] and overlay == "own.yaml"
     done = snakemake(tmp_path, *wanted, *given, source=source, capture_output=True)
     assert done.returncode == 0, done.stderr[-4000:]
     lines = (tmp_path / "results/logs/counted/short.csv").read_text().splitlines()
