@@ -136,8 +136,9 @@ def test_the_decoder_answers_the_same(decoder, theirs, monkeypatch, tiled):
     found = decoded(decoder, latents)
     assert found.isfinite().all() and expected.std() > 0.01
     assert (found - expected).abs().max() <= 1e-5
-    monkeypatch.setattr(adapter, "FUSED_ON", ("cpu",))
-    assert (decoded(decoder, latents) - expected).abs().max() <= 1e-5
+    if TRITON_DEVICE == "cpu":
+        monkeypatch.setattr(adapter, "FUSED_ON", ("cpu",))
+        assert (decoded(decoder, latents) - expected).abs().max() <= 1e-5
 
 
 @torch.no_grad()

@@ -23,7 +23,8 @@ def _turned(b_x, gain, eps, scale, cos, sin, DIM: tl.constexpr, BLOCK_M: tl.cons
     return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (BLOCK_M, BLOCK_D))
 
 
-@triton.jit
+# Grids differ from video to video, and from tile to tile.
+@triton.jit(do_not_specialize=["tokens", "frames", "rows", "columns", "heads"])
 def tilewright_rotary(
     q_out_ptr, k_out_ptr, q_ptr, k_ptr, q_gain_ptr, k_gain_ptr, tokens, frames, rows, columns, heads,
     q_token, q_head, k_token, k_head, q_eps, k_eps, scale,
@@ -44,7 +45,8 @@ def tilewright_rotary(
     begin = tl.where(in_t, 0, tl.where(in_h, OF_T // 2, (OF_T + OF_H) // 2))
     share = tl.where(in_t, OF_T, tl.where(in_h, OF_H, DIM - OF_T - OF_H))
     frequency = tl.exp2(-(2 * (pair - begin)).to(tl.float64) / share.to(tl.float64) * LOG2_BASE).to(tl.float32)
-    t, y, x = m // (rows * columns) % frames, m // columns % rows, m % columns
+    row = m // columns
+    t, y, x = row // rows % frames, row % rows, m % columns
     place = tl.where(in_t[None, :], t[:, None], tl.where(in_h[None, :], y[:, None], x[:, None]))
     angle = place.to(tl.float32) * frequency[None, :]  # [BLOCK_M, BLOCK_D // 2]
     cos, sin = tl.cos(angle), tl.sin(angle)
