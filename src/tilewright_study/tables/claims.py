@@ -37,7 +37,7 @@ SHOWN = {
 # The kinds of claims: a heading, and the verdicts, of what is missed first.
 KINDS = {
     "paper": ("What papers report", ("not reproduced", "reproduced")),
-    "alternatives": ("Against today's alternatives", ("slower", "mixed", "tie", "faster")),
+    "alternatives": ("Against the alternatives", ("slower", "mixed", "tie", "faster")),
     "beyond": ("Beyond the paper", ("does not hold", "holds")),
     "correctness": ("Correctness", ("failed", "passed")),
     "aim": ("Aims of the builders", ("not met", "met")),
