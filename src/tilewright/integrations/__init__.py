@@ -7,7 +7,7 @@ this package imports neither torch nor theirs.
 from importlib import import_module
 from types import ModuleType
 
-_MODULES = ("diffusers", "sdpa", "timm", "transformers")
+_MODULES = ("diffusers", "natten", "sdpa", "timm", "transformers")
 
 
 def __getattr__(name: str) -> ModuleType:
