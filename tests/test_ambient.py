@@ -90,6 +90,15 @@ def listed(_, q, k, v):
     return slices.attend(q, k, v, slices.predict(q, k, keep=0.5, budget=0.6))
 
 
+def on_grid(batch):
+    """q, and half as many heads of k, v and extra tokens."""
+    return *drawn(1, batch, 9, 7, 4, DIM), *drawn(2, batch, 9, 7, 2, DIM), *drawn(2, batch, 3, 2, DIM)
+
+
+def neighborhood(_, q, k, v, *extra):
+    return tw.neighborhood.attend(q, k, v, (3, 5), extra=extra)
+
+
 def timm():
     module = pytest.importorskip("timm", reason="timm is not installed")
     from tilewright.integrations.timm import sparsify
@@ -142,6 +151,12 @@ OPERATORS = {
     ),
     "packed batch": Operator(lambda: None, packed, lambda batch: (drawn(batch, N, 3 * HEADS * DIM),)),
     "slices": Operator(lambda: None, listed, lambda batch: qkv(batch, 130, 64), gradients=False),
+    "neighborhood": Operator(lambda: None, neighborhood, on_grid, casts=True),
+    "neighborhood plan": Operator(
+        lambda: tw.neighborhood.plan((9, 7), (3, 2), heads=4, head_dim=DIM, kv_heads=2, dilation=(2, 1)),
+        lambda it, q, k, v: it(q, k, v),
+        lambda batch: on_grid(batch)[:3],
+    ),
     "sdpa": Operator(
         lambda: sdpa.Slices(tokens=1, keep=0.5, budget=0.6),
         lambda it, *x: it(*x),

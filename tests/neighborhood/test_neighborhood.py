@@ -164,3 +164,25 @@ def test_plans_refuse_other_tensors():
         assert str(refusal.value) == message
     with pytest.raises(DeviceError, match="q: expected a tensor on cpu as planned, found meta"):
         plan(*[Q.to("meta")] * 3)
+
+
+def gradients(of, *results):
+    """Gradients of a loss of results."""
+    generator = torch.Generator().manual_seed(1)
+    loss = sum((x * torch.randn(x.shape, generator=generator)).sum() for x in results)
+    return torch.autograd.grad(loss, of)
+
+
+@settings(max_examples=40)
+@given(cases())
+def test_gradients_are_those_of_the_oracle(case):
+    grid, rule, form = case
+    q, k, v, extra = tensors(grid, form)
+    leaves = [x.requires_grad_() for x in (q, k, v, *(extra or ()))]
+    found = gradients(leaves, *tw.neighborhood.attend(q, k, v, **rule, extra=extra, lse=True))
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    pair = tuple(exact[3:]) if extra else None
+    expected = gradients(exact, *reference.neighborhood(*exact[:3], **rule, extra=pair))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == form["dtype"]
+        assert (one - other).abs().max() <= 4 * reference.TOLERANCE[one.dtype] * max(1, other.abs().max())

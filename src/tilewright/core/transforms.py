@@ -215,4 +215,5 @@ def _no_tangent(name):
 def _said(name):
     """What people know the operator by."""
     family = name.partition("_")[0]
-    return {"attend": "a plan", "ragged": "a packed batch", "slices": "attention to slices"}.get(family, name)
+    known = {"attend": "a plan", "ragged": "a packed batch", "slices": "attention to slices"}
+    return known.get(family, "neighbourhood attention" if family == "neighborhood" else name)

@@ -81,7 +81,8 @@ def attend(
     torch.Size([1, 32, 32, 6, 64])
     """
     tensors = check_tensors(q, k, v, extra)
-    found = rules.of(q.ndim - 3, window, stride, dilation, causal, border)
+    make = rules.make if torch.compiler.is_compiling() else rules.of
+    found = make(q.ndim - 3, window, stride, dilation, causal, border)
     arguments.flag("lse", lse)
     scale = check_scale(scale, q)
     return run(cast(tensors), found, scale, lse)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,23 @@ class Span:
         return (lo[:, None] <= key) & (key < hi[:, None])
 
 
+class Run(NamedTuple):
+    """`repeats` neighbouring spans that differ from `first` in their places alone: keys of each begin `step` later."""
+
+    first: Span
+    repeats: int
+    step: int
+
+
+class Cover(NamedTuple):
+    """What spans of one size cover along an axis, its sub-axes together: pairs of a query and a key of one span, keys
+    of all spans, and how many spans there are."""
+
+    pairs: int
+    keys: int
+    spans: int
+
+
 @lru_cache(256)
 def spans(axis: Axis, n: int, size: int) -> tuple[Span, ...]:
     """A sub-axis of `n` tokens in spans of `size` queries; the last one may be shorter."""
@@ -48,3 +66,30 @@ def spans(axis: Axis, n: int, size: int) -> tuple[Span, ...]:
         seen = tuple((first[i] - key_lo, end[i] - key_lo) for i in range(lo, hi))
         made.append(Span(lo, hi, key_lo, key_hi, seen))
     return tuple(made)
+
+
+@lru_cache(1024)
+def runs(part: tuple[Span, ...]) -> tuple[Run, ...]:
+    """Neighbouring spans as runs, as few as there are from the first one on."""
+    made: list[Run] = []
+    for span in part:
+        last = made[-1] if made else None
+        if last is not None and (last.first.seen, last.first.keys) == (span.seen, span.keys):
+            step = span.key_lo - last.first.key_lo - (last.repeats - 1) * last.step
+            if last.repeats == 1 or step == last.step:
+                made[-1] = Run(last.first, last.repeats + 1, step)
+                continue
+        made.append(Run(span, 1, 0))
+    return tuple(made)
+
+
+@lru_cache(4096)
+def cover(axis: Axis, length: int, size: int) -> Cover:
+    """What spans of `size` queries cover of an axis."""
+    found = Cover(0, 0, 0)
+    for n in axis.lengths(length):
+        lo = np.arange(0, n, size)
+        hi = np.minimum(lo + size, n)
+        keys = axis.keys(hi - 1, n)[1] - axis.keys(lo, n)[0]
+        found = Cover(found.pairs + int((keys * (hi - lo)).sum()), found.keys + int(keys.sum()), found.spans + len(lo))
+    return found

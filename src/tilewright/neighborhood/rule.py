@@ -108,7 +108,8 @@ class Rule:
                 spread = f"window {w}" if d == 1 else f"window {w} times dilation {d}"
                 raise PatternError(f"window: expected at most the {n} tokens of axis {axis}, found {spread}")
 
-    @cached_property
+    # Not a cached property, which compilers cannot trace.
+    @property
     def ints(self) -> list[int]:
         """The rule as integers, for operators; `from_ints` reads them."""
         return [*self.window, *self.stride, *self.dilation, *map(int, self.causal), int(self.border == "cut")]

@@ -1,0 +1,57 @@
+"""Which boxes a CPU takes: the fastest by a model of products, scores, copies and calls.
+
+Rates are of one core of an EPYC 9004 at float32, in which all types are computed. Boxes are compared by them, so that
+their ratios count, which differ little between processors.
+"""
+
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from tilewright.neighborhood.boxes import cover
+from tilewright.neighborhood.rule import Rule
+
+# Rows of a product, and what it reaches with so many, in GFLOP/s.
+_ROWS, _RATES = (1, 2, 4, 8, 16, 32), (6.0, 11.0, 20.0, 40.0, 70.0, 86.0)
+# Time that a score takes besides products, a byte of keys or values that is copied, and a box of one head, in ns.
+_SCORE_NS, _BYTE_NS, _BOX_NS = 0.5, 0.25, 3_000.0
+# Queries of a box, where the grid has as many, and lengths of its sides in strides.
+_FEWEST, _MOST = 16, 64
+_SIDES = tuple(2**i for i in range(7))
+
+
+class Choice(NamedTuple):
+    """A box of queries, how many pairs of a query and a key its products compute for a head, and the time predicted for
+    a batch of one on one core."""
+
+    box: tuple[int, ...]
+    visited: int
+    core_us: float
+
+
+@lru_cache(256)
+def choose(rule: Rule, grid: tuple[int, ...], heads: int, kv_heads: int, dim: int, v_dim: int) -> Choice:
+    """The fastest box by the model."""
+    longest = [-(-n // d) for n, d in zip(grid, rule.dilation, strict=True)]
+    sides = [
+        sorted({min(s * side, n) for side in _SIDES} | {min(side, n) for side in _SIDES[: 3 if s > 1 else 0]})
+        for s, n in zip(rule.stride, longest, strict=True)
+    ]
+    fewest, most = min(_FEWEST, prod(longest)), max(_MOST, prod(s for s in rule.stride))
+    boxes = [box for box in product(*sides) if fewest <= prod(box) <= most]
+    return min((_predicted(rule, grid, heads, kv_heads, dim, v_dim, box) for box in boxes), key=lambda one: one.core_us)
+
+
+def _predicted(rule, grid, heads, kv_heads, dim, v_dim, box):
+    covers = [cover(*one) for one in zip(rule.axes, grid, box, strict=True)]
+    visited, width = prod(one.pairs for one in covers), max(dim, v_dim)
+    rows = prod(box) * heads // kv_heads
+    gflops = float(np.interp(rows, _ROWS, _RATES))
+    ns = visited * heads * (4 * width / gflops + _SCORE_NS)
+    # A column of boxes has its keys copied once.
+    ns += kv_heads * grid[0] * prod(one.keys for one in covers[1:]) * 8 * width * _BYTE_NS
+    ns += kv_heads * prod(one.spans for one in covers) * _BOX_NS
+    return Choice(box, visited, ns / 1e3)
