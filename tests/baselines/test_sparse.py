@@ -12,6 +12,7 @@ from helpers.rows import run_baselines
 from tilewright import graph, masks, reference
 from tilewright.core import timing
 from tilewright.core.errors import Unavailable
+from tilewright.integrations import natten as drop_in
 from tilewright.torch_attention import flex, kernels, patterns
 from tilewright.torch_attention import wide as wide_rows
 from tilewright_study.baselines import sparse as sparse_baselines
@@ -636,6 +637,12 @@ def test_natten_gets_grids_and_global_keys(monkeypatch, n_global):
     sixteen_bit("natten", shifted_windows(7, 5, n_global), batch=2)
 
 
+@pytest.mark.parametrize("rest", ["20-w5-s2-causal", "8x9-w3x4-d2", "4x5x6-w2x3x5-s1x2x3-causal0"])
+def test_natten_gets_windows_of_the_family_of_its_name(monkeypatch, rest):
+    stand_in(monkeypatch, natten, natten={name: getattr(drop_in, name) for name in ("na1d", "na2d", "na3d")})
+    sixteen_bit("natten", masks.build(f"neighborhood-{rest}", {"heads": 2, "head_dim": 16}), batch=2)
+
+
 def test_natten_refuses_other_patterns(monkeypatch):
     stand_in(monkeypatch, natten, natten={"na2d": None})
     exact = RULED["exact"]()
@@ -644,8 +651,12 @@ def test_natten_refuses_other_patterns(monkeypatch):
     shifted, turned = shifted_windows(7, 5, 1), np.arange(50)[::-1].copy()
     with pytest.raises(Unavailable, match="row by row, in their natural order"):
         natten.prepare(shifted.reordered(turned, turned), **ON_GPU)
-    with pytest.raises(Unavailable, match="not one of square windows"):
+    with pytest.raises(Unavailable, match="not one of windows around each token of a grid"):
         natten.prepare(windows(), **ON_GPU)
+    with pytest.raises(Unavailable, match=r"another pattern: .* of 100% of the queries are cut off"):
+        natten.prepare(masks.build("neighborhood-8x8-w3-cut"), **ON_GPU)
+    with pytest.raises(Unavailable, match="takes windows of 2 tokens or more"):
+        natten.prepare(masks.build("neighborhood-8x8-w1x3"), **ON_GPU)
     # That it is not installed is no reason where it computes something else.
     monkeypatch.setitem(sys.modules, "natten", None)
     for pattern, reason in ((shifted, "cannot be imported"), (exact, "another pattern")):
