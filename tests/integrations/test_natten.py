@@ -17,6 +17,7 @@ from tilewright.core.errors import TilewrightError
 from tilewright.integrations import natten as ours
 
 FUNCTIONS = [ours.na1d, ours.na2d, ours.na3d]
+MODULES = [ours.NeighborhoodAttention1D, ours.NeighborhoodAttention2D, ours.NeighborhoodAttention3D]
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +132,14 @@ def test_tuning_changes_nothing_and_a_warning_says_so_once():
         ours.na2d(*qkv, 3, rpb=None)
 
 
+@pytest.mark.filterwarnings("ignore:Tilewright chooses its own tiles")
+def test_a_call_with_tuning_compiles_into_one_graph():
+    qkv = tensors((6, 6))[:3]
+    call = functools.partial(ours.na2d, kernel_size=3, backend="flex-fna", return_lse=True)
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    assert all(map(torch.equal, compiled(*qkv), call(*qkv)))
+
+
 BAD = {
     "a window beyond the grid": {"kernel_size": 7},
     "a dilated window beyond the grid": {"kernel_size": 3, "dilation": (1, 3)},
@@ -204,6 +213,21 @@ def test_modules_load_each_other_s_weights_and_answer_the_same(theirs, axes):
     same = ("embed_dim", "num_heads", "head_dim", "scale", "kernel_size", "stride", "dilation", "is_causal", "na_dim")
     assert [getattr(own, name) for name in same] == [getattr(other, name) for name in same]
     assert repr(own) == repr(other)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_trains_with_the_gradients_of_the_oracle(module):
+    torch.manual_seed(0)
+    layer = module(32, 2, 3, stride=2)
+    x = torch.randn(2, *(7, 6, 5)[: module.na_dim], 32, requires_grad=True)
+    arguments = [x, *layer.parameters()]
+    found = torch.autograd.grad(layer(x).square().sum(), arguments)
+    q, k, v = layer.qkv(x).unflatten(-1, (3, 2, 16)).unbind(-3)
+    windows = {"kernel_size": 3, "stride": 2, "dilation": 1, "is_causal": False}
+    out = layer.proj(oracle(q, k, v, None, None, windows)[0].flatten(-2).float())
+    expected = torch.autograd.grad(out.square().sum(), arguments)
+    for mine, true in zip(found, expected, strict=True):
+        assert (mine - true).norm() <= 1e-5 * true.norm()
 
 
 def test_a_module_drops_in_training_alone():
