@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from tilewright_study import experiments, figures
+from tilewright_study.experiments.attention import table_prediction
 from tilewright_study.experiments.networks import table_end_to_end
 from tilewright_study.experiments.slices import table_slices
 from tilewright_study.tables import _quoted
@@ -154,6 +155,13 @@ def test_the_speedups_of_blocks_are_those_of_the_recorded_rows():
     ours = rows[rows["provider"] == "tilewright"].pivot(index="tokens", columns="asked", values="p50_us")
     for tokens, speedups in ours.rdiv(dense, axis=0).iterrows():
         assert f"| {tokens:,} | {' | '.join(f'{x:.2f}' for x in speedups)} |" in (ROOT / "docs/worth.md").read_text()
+
+
+@pytest.mark.parametrize("device", ["cpu-2-cores", "h200"])
+def test_the_errors_of_predicted_times_are_those_of_the_recorded_rows(device):
+    errors = table_prediction.table([ROOT / f"expected/{device}/attention.csv"])["error"].abs()
+    said = f"times is {errors.median():.1%}, and nine in ten are within {errors.quantile(0.9):.1%}".replace("%", " %")
+    assert said in (ROOT / "docs/rows.md").read_text()
 
 
 def test_the_documents_name_every_figure_and_experiment():
