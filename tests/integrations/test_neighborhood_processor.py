@@ -77,6 +77,21 @@ def test_it_attends_as_the_oracle(attention, tokens, fused, monkeypatch):
     assert found.shape == tokens.shape and (found.cpu() - expected).abs().max() <= 1e-5
 
 
+def test_gradients_go_by_the_modules_own_operations(attention, tokens, monkeypatch):
+    monkeypatch.setattr(adapter, "FUSED_ON", ("cpu",))
+    NeighborhoodProcessor()(attention, tokens).square().sum().backward()
+    assert all(w.grad is not None and w.grad.abs().sum() > 0 for w in attention.parameters())
+
+
+@torch.no_grad()
+def test_a_compiler_sees_one_graph(attention, tokens, monkeypatch):
+    monkeypatch.setattr(adapter, "FUSED_ON", (TRITON_DEVICE,))
+    torch._dynamo.reset()
+    call, attention, tokens = NeighborhoodProcessor(), attention.to(TRITON_DEVICE), tokens.to(TRITON_DEVICE)
+    found = torch.compile(call, backend="aot_eager", fullgraph=True)(attention, tokens)
+    assert torch.allclose(found, call(attention, tokens), atol=1e-6)
+
+
 def test_others_attention_is_refused(attention, tokens, monkeypatch):
     with pytest.raises(Unavailable, match="found Linear without project_qkv, kernel_size, to_out"):
         NeighborhoodProcessor()(nn.Linear(2, 2), tokens)
