@@ -150,8 +150,8 @@ def na3d(
 
 def _attend(axes, query, key, value, windows, scale, more_keys, more_values, return_lse, tuning):
     """Attention over a grid of `axes`, by the arguments of NATTEN's functions."""
-    if unknown := tuning.keys() - Tuning.__annotations__.keys():
-        raise TypeError(f"na{axes}d() got an unexpected keyword argument {min(unknown)!r}")
+    if tuning:
+        _leave(f"na{axes}d", tuning)
     if query.dim() != axes + 3:
         raise PatternError(
             f"na{axes}d: expected a query [B, {axes} sides of the grid, heads, D], found {tuple(query.shape)}"
@@ -159,8 +159,6 @@ def _attend(axes, query, key, value, windows, scale, more_keys, more_values, ret
     if (more_keys is None) != (more_values is None):
         given, missing = ("keys", "values") if more_values is None else ("values", "keys")
         raise PatternError(f"na{axes}d: expected additional_{missing} with the additional_{given}, found None")
-    if ignored := tuple(name for name, value in tuning.items() if value not in (None, DEFAULTS.get(name))):
-        _warn(ignored)
     window, stride, dilation, causal = _given(*windows)
     return neighborhood.attend(
         query,
@@ -182,13 +180,21 @@ def _given(window: Any, stride: Any, dilation: Any, causal: Any) -> tuple[Any, A
     return window, 1 if stride is None else stride, 1 if dilation is None else dilation, causal is not None and causal
 
 
+def _leave(name, tuning):
+    """Leave arguments without effect, and say so where they differ from NATTEN's own."""
+    if unknown := tuning.keys() - Tuning.__annotations__.keys():
+        raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
+    if ignored := tuple(name for name, value in tuning.items() if value not in (None, DEFAULTS.get(name))):
+        _warn(ignored)
+
+
 # A compiler takes its result for a constant, and cuts no graph.
 @_internals.constant
 def _warn(names: tuple[str, ...]) -> bool:
     """Say once that arguments have no effect."""
     if names not in _WARNED:
         _WARNED.add(names)
-        warnings.warn(f"Tilewright chooses its own tiles; without effect: {', '.join(names)}", stacklevel=4)
+        warnings.warn(f"Tilewright chooses its own tiles; without effect: {', '.join(names)}", stacklevel=5)
     return True
 
 
