@@ -26,6 +26,8 @@ from tilewright_study.measure.rows import machine, now
 
 # ASSUME: a baseline that needs more than this for its tables, of masks or bits, is not worth waiting for.
 BASELINE_BYTES = 2 << 30
+# Whether tokens are in plan order, or permuted inside the call.
+ORDERS = (True, False)
 
 
 class Tokens:
@@ -161,21 +163,21 @@ class Tokens:
         }
 
 
-def run_schedule(schedule, blocks, tokens, effort, *, tiles=None):
+def run_schedule(schedule, blocks, tokens, effort, *, tiles=None, orders=ORDERS):
     """`run_schedules` of one, with `tokens` of its graph. tiles: name of the tile set."""
-    return run_schedules([(schedule, blocks, tiles)], tokens, effort)[0]
+    return run_schedules([(schedule, blocks, tiles)], tokens, effort, orders)[0]
 
 
-def run_schedules(schedules, tokens, effort):
-    """For each ``(schedule, blocks, name of the tile set or None)`` of one graph, two rows: tokens in plan order, and
-    permuted inside the call. Those of a `Skipped` one say why.
+def run_schedules(schedules, tokens, effort, orders=ORDERS):
+    """For each ``(schedule, blocks, name of the tile set or None)`` of one graph, a row for each of `orders`. Those of
+    a `Skipped` one say why.
 
     tokens: `Tokens` of the graph that the schedules are for. All are checked, and then timed in turns.
     ``memory_bytes`` are the executor's tables and an estimate of the most that it holds in a call. Raises
     `ArtifactError` for parts that do not belong together.
     """
-    rows = _in_turns([run for found in schedules for run in _runs(*found, tokens)], effort)
-    return [rows[i : i + 2] for i in range(0, len(rows), 2)]
+    rows = _in_turns([run for found in schedules for run in _runs(*found, tokens, orders)], effort)
+    return [rows[i : i + len(orders)] for i in range(0, len(rows), len(orders))]
 
 
 @dataclass
@@ -199,22 +201,22 @@ def _in_turns(runs, effort):
     return [run.row for run in runs]
 
 
-def _runs(schedule, blocks, tiles, tokens):
-    """The two `_Run` of a schedule, checked."""
+def _runs(schedule, blocks, tiles, tokens, orders):
+    """The `_Run` of a schedule in each of `orders`, checked."""
     graph = tokens.graph
     if graph.id != schedule.graph_id:
         raise ArtifactError(f"expected the graph {schedule.graph_id} of the schedule, found {graph.id}")
     facts = {"provider": "tilewright", "tiles": tiles or "+".join(schedule.tiles), "solver": schedule.solver}
     if isinstance(schedule, Skipped):
         facts |= {"status": "skipped", "reason": schedule.reason}
-        return [_Run(tokens.row(**facts, ordered=ordered)) for ordered in (True, False)]
+        return [_Run(tokens.row(**facts, ordered=ordered)) for ordered in orders]
     facts |= {name: getattr(schedule, name) for name in ("predicted_us", "objective_us", "bound_us", "gap")}
     facts |= {
         "items": len(schedule.tile),
         "own_us": schedule.tiles_us,
         "variant": schedule.runs if schedule.form else "",
     }
-    return [_run(schedule, blocks, tokens, facts, ordered) for ordered in (True, False)]
+    return [_run(schedule, blocks, tokens, facts, ordered) for ordered in orders]
 
 
 def _run(schedule, blocks, tokens, facts, ordered):

@@ -150,7 +150,7 @@ def cell(name, settings, how):
     with lock.untimed():
         plan = make_plan(masks.build(name), settings, how)
     tokens = _attention.Tokens(plan.graph, device=how.device, dtype=how.dtype, seed=how.seed)
-    ours, _ = _attention.run_schedule(plan.schedule, plan.blocks, tokens, effort)
+    (ours,) = _attention.run_schedule(plan.schedule, plan.blocks, tokens, effort, orders=(True,))
     rows = _attention.run_baselines(sparse_baselines.DENSE, tokens, effort, max_dense_tokens=settings.max_tokens)
     dense = min((row for row in rows if row["status"] == "ok"), key=lambda row: row["p50_us"], default=rows[0])
     for row in (ours, dense):
