@@ -1,12 +1,14 @@
 """Calls timed in turns: each again and again, one after the other, and the error between timing."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+import torch
 
 from tilewright.core import timing
-from tilewright.core.timing import FEWEST, Timing
+from tilewright.core.timing import FEWEST, Checked, Timing
 
 EFFORT = {"min_reps": 10, "max_seconds": 0.5, "rse_target": math.inf}
 
@@ -40,3 +42,13 @@ def test_what_a_cpu_runs_is_timed_by_the_clock():
     (found,) = timing.time_in_turns([lambda: sum(range(1000))], gpu=False, **EFFORT)
     assert found.repetitions == FEWEST * timing.TURNS and found.method == "wall"
     assert 0 < found.p20_us <= found.p50_us <= found.p80_us and found.rse > 0
+
+
+def test_a_result_is_judged_in_every_turn_and_written_by_the_call():
+    """One call keeps its result and writes nothing; another gives another result in the second turn alone."""
+    kept, count = torch.ones(2), itertools.count(1)
+    calls = [lambda: torch.ones(2), lambda: kept, lambda: torch.full((2,), 2.0 if next(count) == 4 else 1.0)]
+    checked = [Checked(call, lambda found: "" if bool((found == 1).all()) else "not ones") for call in calls]
+    # A turn is a call that is not timed, and one that is.
+    timing.time_in_turns(checked, gpu=False, min_reps=1, max_seconds=0, rse_target=math.inf)
+    assert [call.wrong for call in checked] == ["", "not ones", "not ones"]

@@ -65,23 +65,33 @@ class Checked:
         self.result = self.call()
         return self.result
 
-    def look(self, run: Callable | None = None) -> None:
-        """Judge the latest result, and what a further run leaves in its place. run: the call itself, or a replay."""
+    def look(self, run: Callable | None = None, again: bool = True) -> None:
+        """Judge the latest result and, where it is to run `again`, what a further run leaves in its place.
+
+        run: the call itself, or a replay.
+        """
         self.wrong = self.wrong or self.judge(self.result)
-        if not self.wrong:
+        if again and not self.wrong:
             overwrite(self.result)
             (run or self)()
             self.wrong = self.judge(self.result)
 
 
 def time_call(
-    call: Any, *, min_reps: Any, max_seconds: Any, rse_target: Any, warmups: Any = 2, fewest: int = FEWEST
+    call: Any,
+    *,
+    min_reps: Any,
+    max_seconds: Any,
+    rse_target: Any,
+    warmups: Any = 2,
+    fewest: int = FEWEST,
+    again: bool = True,
 ) -> Timing:
     """Time `call` until its mean is known to `rse_target`, after at least `min_reps` calls, or `max_seconds` are over.
 
     Up to `warmups` calls come first and are not timed: at least one, and as many as fit into `max_seconds`. `fewest`
     repetitions are made however long they take; of one alone the error is NaN. ASSUME: a call finds the caches as the
-    previous call left them, as in the layers of a network.
+    previous call left them, as in the layers of a network. again: see `Checked.look`.
     """
     begin = time.perf_counter_ns()
     for _ in range(warmups):
@@ -89,7 +99,7 @@ def time_call(
         if time.perf_counter_ns() - begin >= max_seconds * 1e9:
             break
     found = _repeated(lambda: _wall_us(call), min_reps, max_seconds, rse_target, fewest=fewest)
-    _end(call)
+    _end(call, again=again)
     return found
 
 
@@ -166,10 +176,16 @@ def time_in_turns(
     `max_seconds`. min_reps, max_seconds: of a call in all turns together; rse_target: within a turn. The `Timing.rse`
     is the standard error of the mean of the turns' medians, over that mean.
     """
-    measure = time_gpu if gpu else partial(time_call, fewest=1)
     effort = {"min_reps": max(FEWEST, math.ceil(min_reps / turns)), "rse_target": rse_target}
     effort["max_seconds"] = max_seconds / turns
-    found = [[measure(call, **effort) for call in calls] for _ in range(turns)]
+
+    def measure(call, turn):
+        if gpu:
+            return time_gpu(call, **effort)
+        # What does not write its result is seen in the last turn: it is the same call in all of them.
+        return time_call(call, **effort, fewest=1, again=turn == turns - 1)
+
+    found = [[measure(call, turn) for call in calls] for turn in range(turns)]
     return [_joined(each) for each in zip(*found, strict=True)]
 
 
@@ -184,15 +200,15 @@ def _joined(found):
     return Timing(p20, p50, p80, sum(timing.repetitions for timing in found), float(error), found[0].method)
 
 
-def _look(call, run=None):
+def _look(call, run=None, again=True):
     """Judge a `Checked` call by what `run` leaves; of others nothing is known."""
     if isinstance(call, Checked):
-        call.look(run)
+        call.look(run, again)
 
 
-def _end(call, run=None):
+def _end(call, run=None, again=True):
     """`_look` for the last time: the result is freed."""
-    _look(call, run)
+    _look(call, run, again)
     if isinstance(call, Checked):
         call.result = None
 
