@@ -115,7 +115,7 @@ def test_batchings_are_compared_with_padded_and_timed():
         elif row["batching"] == "gathered" and row["spread"]:
             assert row["status"] == "skipped" and "equal numbers of tokens" in row["reason"]
         else:
-            assert row["status"] == "ok" and row["same_tokens"] == row["inputs"] == 32
+            assert row["status"] == "ok" and row["same_tokens"] == row["inputs"] == pruned.JUDGED
             assert row["same_top1"] == row["same_top1_all"] == 1
             assert row["max_abs_error"] == row["max_abs_error_all"] <= 1e-4
             assert row["relative_error"] <= 1e-4 and row["attention_error"] <= 2e-5
@@ -141,16 +141,18 @@ def test_only_images_that_keep_the_same_tokens_are_compared(monkeypatch):
     monkeypatch.setattr(pruned._Watched, "narrow", lambda self, *arguments: self._narrow(*arguments))
     monkeypatch.setattr(packed, "narrow", other)
     padded, ours = run([{"keep_ratio": 0.5}])
-    assert (padded["same_tokens"], padded["inputs"]) == (32, 32)
-    assert ours["status"] == "ok" and (ours["same_tokens"], ours["inputs"]) == (16, 32)
+    assert (padded["same_tokens"], padded["inputs"]) == (pruned.JUDGED, pruned.JUDGED)
+    assert ours["status"] == "ok" and 2 * ours["same_tokens"] == ours["inputs"] == pruned.JUDGED
     assert ours["max_abs_error"] <= 1e-4 < ours["max_abs_error_all"] and 0 < ours["same_top1_all"] <= 1
     _, alone = run([{"keep_ratio": 0.5}], modes={"eager": [1]})
-    assert alone["status"] == "failed" and alone["reason"] == "none of 32 images kept the tokens of padded"
+    assert (
+        alone["status"] == "failed" and alone["reason"] == f"none of {pruned.JUDGED} images kept the tokens of padded"
+    )
     assert alone["same_top1_all"] != "" and alone["max_abs_error"] == ""
 
 
 def test_top1_of_all_images_is_a_column(monkeypatch):
-    """Of one image of 32 the packed network says something else, and keeps another token."""
+    """Of one image the packed network says something else, and keeps another token."""
     seen, calls = pruned._seen, []
 
     def other(call, inputs, batch):
@@ -164,8 +166,8 @@ def test_top1_of_all_images_is_a_column(monkeypatch):
 
     monkeypatch.setattr(pruned, "_seen", other)
     _, ours = run([{"keep_ratio": 0.5}])
-    assert (ours["status"], ours["same_tokens"], ours["same_top1"]) == ("ok", 31, 1)
-    assert ours["same_top1_all"] == 31 / 32 and ours["max_abs_error_all"] > 0.1 > ours["max_abs_error"]
+    assert (ours["status"], ours["same_tokens"], ours["same_top1"]) == ("ok", pruned.JUDGED - 1, 1)
+    assert ours["same_top1_all"] == 1 - 1 / pruned.JUDGED and ours["max_abs_error_all"] > 0.1 > ours["max_abs_error"]
 
 
 class _MeanOfValues(token_layouts.Packed):
@@ -232,7 +234,6 @@ class _In16Bits(deit_network.Network):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_what_16_bits_round_passes(monkeypatch, dtype):
     monkeypatch.setitem(deit.VARIANTS, "tiny", (192, 3))
-    monkeypatch.setattr(pruned, "JUDGED", 8)
     monkeypatch.setattr(pruned, "FITTED", 16)
     monkeypatch.setattr(deit_network, "Network", _In16Bits)
     attention = ["padded", "padded_unfused", "padded_kept", "ragged"]

@@ -44,8 +44,8 @@ TOLERANCE = {"float32": 1e-4, "float16": 20 * 2**-11, "bfloat16": 20 * 2**-8}
 ATTENTION_TOLERANCE = {"float32": 2e-5, "float16": 3 * 2**-11, "bfloat16": 3 * 2**-8}
 LOGITS = ("relative_error", "tolerance", f"logits differ by {{:.2g}} from those of {ORACLE}")
 ATTENTION = ("attention_error", "attention_tolerance", "attention is off by {:.2g}")
-# Images that are compared at least, in batches of the size that is timed.
-JUDGED = 32
+# Images that are compared at least, in batches of the size that is timed. A GPU runs more of them in less time.
+JUDGED, JUDGED_BY_GPU = 8, 32
 # Number of capacities that a network is made for, up to all tokens of the batch, or of an image.
 BUCKETS = 32
 # Crops that a head is fitted to, from another seed than those that are compared; the share of the features' mean
@@ -95,6 +95,11 @@ def crops(count, size, seed=0):
     return torch.from_numpy(np.stack(cut))
 
 
+def judged(device):
+    """How many images are compared at least on a `device` of this kind."""
+    return JUDGED_BY_GPU if devices.facts(device).GPU_TIMER else JUDGED
+
+
 def fit_head(network, shown):
     """Fit the head of `network` to the `crops` in shown: its first classes are `images.PHOTOGRAPHS`, the others get 0.
 
@@ -104,7 +109,7 @@ def fit_head(network, shown):
     kinds, tokens = len(images.PHOTOGRAPHS), []
     handle = network.norm.register_forward_hook(lambda *call: tokens.append(call[-1].double()))
     try:
-        for part in shown.split(JUDGED):
+        for part in shown.split(JUDGED_BY_GPU):
             network(part)
     finally:
         handle.remove()
@@ -148,7 +153,7 @@ def run_pruned(name, settings, batchings, modes, effort, *, device="cpu", dtype=
         registry.check("mode", mode, MODES)
     facts, sizes = devices.describe(device), sorted({batch for chosen in modes.values() for batch in chosen})
     place = devices.facts(device).TORCH_DEVICE
-    inputs = crops(max(*sizes, JUDGED), options["image_size"], seed).to(place, getattr(torch, dtype))
+    inputs = crops(max(*sizes, judged(device)), options["image_size"], seed).to(place, getattr(torch, dtype))
     training = crops(FITTED, options["image_size"], seed + 1).to(inputs)
     for place, setting in enumerate(settings):
         made = networks.create(family, **{**options, **setting}, seed=seed, batching=ORACLE).to(inputs)
@@ -184,7 +189,7 @@ def _stated(key, value):
 def _batch(made, inputs, batch, batchings, modes, effort):
     """Rows of one network at one batch."""
     # Whole batches, as many as it takes.
-    inputs = inputs[: batch * max(1, JUDGED // batch)]
+    inputs = inputs[: batch * max(1, min(len(inputs), JUDGED_BY_GPU) // batch)]
     oracle = _seen(_with_layouts(made, None), inputs, batch)
     tokens, counts = made.options.n_tokens, oracle.counts
     first = [kept[:batch] for kept in counts] or [torch.full((batch,), tokens)]

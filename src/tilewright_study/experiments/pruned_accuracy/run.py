@@ -81,7 +81,7 @@ def rows(name, seed, settings, how, effort):
             for batch in sorted({batch for sizes in settings.modes.values() for batch in sizes}):
                 modes = [mode for mode, sizes in settings.modes.items() if batch in sizes]
                 named = _named(made, settings.batching, shown, batch, dtype)
-                inputs = shown[KNOWN][0][: max(batch, _pruned.JUDGED)].to(dtype)
+                inputs = shown[KNOWN][0][: max(batch, _pruned.judged(how.device))].to(dtype)
                 for row in _pruned._batch(made, inputs, batch, settings.batching, modes, effort):
                     yield known | {"batch": batch} | row | named[row["batching"]]
 
