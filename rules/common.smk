@@ -28,7 +28,7 @@ from tilewright_study.baselines import sparse
 from tilewright.pushmem import solve as configuring
 from tilewright.attention.schedule.search import entered
 from tilewright_study import config as study
-from tilewright_study import experiments, figures, origins, tables
+from tilewright_study import experiments, figures, origins, starts, tables
 from tilewright_study import report as page
 from tilewright_study.measure import weights
 from tilewright_study.tables import _select as select
@@ -87,6 +87,16 @@ TIMED_ENV = environment("gpu" if EXCLUSIVE else "cpu")
 # one is deployed, comes before them.
 for name, first in {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": f"{ROOT}/src"}.items():
     os.environ[name] = os.pathsep.join(filter(None, [first, os.environ.get(name)]))
+
+
+# In few jobs, libraries load faster than in a server of forks. A GPU's driver, and environments that Snakemake deploys, take none.
+onstart:
+    many = sum(1 for job in workflow.dag.needrun_jobs()) > 20
+    plain = EXCLUSIVE or workflow.deployment_settings.deployment_method or not workflow.local_exec
+    if many and not plain and starts.POSSIBLE:
+        # Snakemake reads fields in braces.
+        defined = starts.begin([1, THREADS, workflow.cores]).replace("{", "{{").replace("}", "}}")
+        shell.prefix(f"set -euo pipefail; {defined}; ")
 
 
 wildcard_constraints:
@@ -225,6 +235,11 @@ def is_shipped(path):
 def case_machine(wildcards):
     """Parameter: what the times of a case depend on."""
     return "" if wildcards.experiment in UNTIMED else HOST if wildcards.experiment in ON_HOST else MACHINE
+
+
+def case_python(wildcards):
+    """Parameter: what runs a case: where its rows state the memory of a process, one of its own from the start."""
+    return "command python" if wildcards.experiment in ON_HOST else "python"
 
 
 def weights_arguments(wildcards):

@@ -8,8 +8,6 @@ rule configure:
         json="results/push/streams/{stream}.{engine}.json",
     log:
         "logs/push/{stream}.{engine}.log",
-    benchmark:
-        "logs/push/{stream}.{engine}.tsv"
     wildcard_constraints:
         engine="|".join(configuring.ENGINES),
     conda:
@@ -30,8 +28,6 @@ rule push_map:
         mapped="results/push/{app}/{memory}/mapped.json",
     log:
         "logs/push/{app}.{memory}.map.log",
-    benchmark:
-        "logs/push/{app}.{memory}.map.tsv"
     wildcard_constraints:
         app="|".join(CONFIG.push.apps),
         memory="|".join(CONFIG.push.memories),
@@ -55,8 +51,6 @@ rule push_configure:
         config="results/push/{app}/{memory}/config.json",
     log:
         "logs/push/{app}.{memory}.configure.log",
-    benchmark:
-        "logs/push/{app}.{memory}.configure.tsv"
     wildcard_constraints:
         app="|".join(CONFIG.push.apps),
         memory="|".join(CONFIG.push.memories),
@@ -81,8 +75,6 @@ rule push_run:
         rows="results/push/{app}/{memory}/run.csv",
     log:
         "logs/push/{app}.{memory}.run.log",
-    benchmark:
-        "logs/push/{app}.{memory}.run.tsv"
     wildcard_constraints:
         app="|".join(CONFIG.push.apps),
         memory="|".join(CONFIG.push.memories),

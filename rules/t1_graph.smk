@@ -8,8 +8,6 @@ rule graph:
         graph="results/graphs/{m}.npz",
     log:
         "logs/graph/{m}.log",
-    benchmark:
-        "logs/graph/{m}.tsv"
     conda:
         environment("cpu")
     resources:

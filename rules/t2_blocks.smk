@@ -9,8 +9,6 @@ rule reorder:
         graph="results/graphs/{m}/{r}.npz",
     log:
         "logs/reorder/{m}/{r}.log",
-    benchmark:
-        "logs/reorder/{m}/{r}.tsv"
     conda:
         environment("cpu")
     resources:
@@ -23,7 +21,8 @@ rule reorder:
             settings=stated(CONFIG.reorder, "r"),
         ),
     shell:
-        "python {params.script} --method {wildcards.r} {params.settings} --input {input.graph:q} --output {output.graph:q} 2>&1 | tee {log:q}"
+        # In a process of its own from the start: the graph states the most memory that it had.
+        "command python {params.script} --method {wildcards.r} {params.settings} --input {input.graph:q} --output {output.graph:q} 2>&1 | tee {log:q}"
 
 
 rule blocks:
@@ -33,8 +32,6 @@ rule blocks:
         blocks=collect("results/blocks/{{m}}/{{r}}/{t}.npz", t=CONFIG.tiles),
     log:
         "logs/blocks/{m}/{r}.log",
-    benchmark:
-        "logs/blocks/{m}/{r}.tsv"
     conda:
         environment("cpu")
     resources:
@@ -55,7 +52,5 @@ use rule blocks as blocks_of_tile with:
         blocks="results/blocks/{m}/{r}/{t}.npz",
     log:
         "logs/blocks/{m}/{r}/{t}.log",
-    benchmark:
-        "logs/blocks/{m}/{r}/{t}.tsv"
     params:
         **parameters("extract_blocks", [], region_rows=CONFIG.region_rows, tiles=lambda wildcards: wildcards.t),

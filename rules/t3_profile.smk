@@ -9,8 +9,6 @@ rule profile:
         profile=collect("results/profiling/{{m}}/{{r}}/{t}.json", t=CONFIG.tiles),
     log:
         "logs/profile/{m}/{r}.log",
-    benchmark:
-        "logs/profile/{m}/{r}.tsv"
     conda:
         TIMED_ENV
     threads: THREADS

@@ -12,8 +12,6 @@ rule schedule:
         ),
     log:
         "logs/schedule/{m}/{r}.log",
-    benchmark:
-        "logs/schedule/{m}/{r}.tsv"
     conda:
         environment("cpu")
     resources:
@@ -39,7 +37,5 @@ use rule schedule as schedule_alone with:
         schedule="results/schedules/{m}/{r}/{set}.{solver}.json",
     log:
         "logs/schedule/{m}/{r}/{set}.{solver}.log",
-    benchmark:
-        "logs/schedule/{m}/{r}/{set}.{solver}.tsv"
     params:
         **solving(lambda wildcards: [(wildcards.set, wildcards.solver)]),

@@ -16,8 +16,6 @@ rule bench:
         csv=collect("results/logs/{{m}}/{{r}}/{run}.csv", run=RUNS),
     log:
         "logs/bench/{m}/{r}.log",
-    benchmark:
-        "logs/bench/{m}/{r}.tsv"
     conda:
         TIMED_ENV
     threads: THREADS
@@ -45,8 +43,6 @@ rule compile_baselines:
         names="results/compiled/{m}.txt",
     log:
         "logs/compile/{m}.log",
-    benchmark:
-        "logs/compile/{m}.tsv"
     conda:
         TIMED_ENV
     resources:
@@ -76,8 +72,6 @@ rule baselines:
         csv="results/logs/{m}/baselines.csv",
     log:
         "logs/baselines/{m}.log",
-    benchmark:
-        "logs/baselines/{m}.tsv"
     conda:
         TIMED_ENV
     threads: THREADS
@@ -108,8 +102,6 @@ rule video_weights:
         losses="results/video/{case}.csv",
     log:
         "logs/video_weights/{case}.log",
-    benchmark:
-        "logs/video_weights/{case}.tsv"
     conda:
         TIMED_ENV
     threads: THREADS
@@ -139,8 +131,6 @@ rule classifier:
         losses="results/classifiers/{network}.{seed}.csv",
     log:
         "logs/classifier/{network}.{seed}.log",
-    benchmark:
-        "logs/classifier/{network}.{seed}.tsv"
     wildcard_constraints:
         seed=r"\d+",
         network=r"deit-[a-z0-9-]*[0-9]",
@@ -163,8 +153,6 @@ rule video_pictures:
         pictures="results/logs/video/{case}.npz",
     log:
         "logs/video_pictures/{case}.log",
-    benchmark:
-        "logs/video_pictures/{case}.tsv"
     conda:
         TIMED_ENV
     threads: THREADS
@@ -191,8 +179,6 @@ rule path_pictures:
         pictures="results/logs/{experiment}/{case}.npz",
     log:
         "logs/path_pictures/{experiment}/{case}.log",
-    benchmark:
-        "logs/path_pictures/{experiment}/{case}.tsv"
     wildcard_constraints:
         experiment="paths",
     conda:
@@ -225,8 +211,6 @@ rule compile_experiment:
         names="results/compiled/{experiment}/{case}.txt",
     log:
         "logs/compile/{experiment}/{case}.log",
-    benchmark:
-        "logs/compile/{experiment}/{case}.tsv"
     conda:
         TIMED_ENV
     resources:
@@ -254,8 +238,6 @@ rule experiment:
         csv="results/logs/{experiment}/{case}.csv",
     log:
         "logs/{experiment}/{case}.log",
-    benchmark:
-        "logs/{experiment}/{case}.tsv"
     conda:
         TIMED_ENV
     threads: THREADS
@@ -267,11 +249,12 @@ rule experiment:
             case_modules,
             shipped={"weights": case_shipped},
             kept=COMPILED,
+            python=case_python,
             machine=case_machine,
             arguments=experiment_arguments,
         ),
     shell:
-        "{params.kept} TILEWRIGHT_CACHE=.snakemake/plans python {params.script}"
+        "{params.kept} TILEWRIGHT_CACHE=.snakemake/plans {params.python} {params.script}"
         " --experiment {wildcards.experiment} --case {wildcards.case} {params.arguments}"
         " --output {output.csv:q} 2>&1 | tee {log:q}"
 

@@ -17,8 +17,6 @@ rule figure:
         origin="figures/{figure}.json",
     log:
         "logs/figure/{figure}.log",
-    benchmark:
-        "logs/figure/{figure}.tsv"
     conda:
         environment("cpu")
     resources:
@@ -49,8 +47,6 @@ rule table:
         origin="results/tables/{table}.json",
     log:
         "logs/table/{table}.log",
-    benchmark:
-        "logs/table/{table}.tsv"
     conda:
         environment("cpu")
     resources:
@@ -80,8 +76,6 @@ rule report:
         page="results/report.html",
     log:
         "logs/report.log",
-    benchmark:
-        "logs/report.tsv"
     conda:
         environment("cpu")
     params:

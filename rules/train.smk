@@ -11,8 +11,6 @@ rule train:
         scores="results/checkpoints/{network}.{recipe}.json",
     log:
         "logs/train/{network}.{recipe}.log",
-    benchmark:
-        "logs/train/{network}.{recipe}.tsv"
     wildcard_constraints:
         network=r"segformer-b[0-5]-\d+(x\d+)?",
     conda:

@@ -157,7 +157,7 @@ def test_a_study_says_how_many_kinds_of_tiles_a_round_may_have(tmp_path, kinds):
 
 def test_profiles_and_networks_read_one_cache(gpu_study):
     """Where a calibration has kept forms of kernels."""
-    found = re.findall(r"(\S+) python \S+/(run_bench\.py --profile_only|run_experiment\.py)", gpu_study)
+    found = re.findall(r"(\S+) (?:command )?python \S+/(run_bench\.py --profile_only|run_experiment\.py)", gpu_study)
     assert {cache for cache, _ in found} == {"TILEWRIGHT_CACHE=.snakemake/plans"}
     assert {script for _, script in found} == {"run_bench.py --profile_only", "run_experiment.py"}
     assert len(found) == gpu_study.count("--profile_only") + gpu_study.count("run_experiment.py")
