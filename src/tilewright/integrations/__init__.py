@@ -1,7 +1,7 @@
 """Tilewright's attention in modules of other packages.
 
-`sdpa`: in any module that calls `scaled_dot_product_attention`. `diffusers`: by name, through its dispatcher. Importing
-this package imports neither torch nor theirs.
+`sdpa`: in any module that calls `scaled_dot_product_attention`. `diffusers`: by name, through its dispatcher. `natten`:
+functions and modules with the names of NATTEN's. Importing this package imports neither torch nor theirs.
 """
 
 from importlib import import_module
