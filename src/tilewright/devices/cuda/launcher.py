@@ -214,7 +214,8 @@ def fitting(what: str, remedy: str = "") -> Iterator[None]:
 class CachedLaunch:
     """A kernel whose first call with tensors of a layout goes through Triton, and later ones to its C launcher.
 
-    start: ``callable(*tensors) -> (out, compiled, grid, arguments)``, which checks the tensors and launches on them;
+    start: ``callable(*tensors) -> (out, compiled, grid, arguments)``, which checks the tensors and launches on them, on
+    a grid of one or three dimensions;
     the kernel takes `out`, the tensors and the arguments, see `direct`, in this order. `out` may be the first of the
     tensors, and is not passed twice then. No tensor is kept between calls: they may overlap, and be captured. Tensors
     off multiples of 16 bytes always go through Triton.
@@ -237,7 +238,7 @@ class CachedLaunch:
             with self._lock:
                 out, compiled, grid, arguments = self._start(*tensors)
             given = tensors if out is tensors[0] else (out, *tensors)
-            recorder.add(compiled, (grid, 1, 1), given, arguments)
+            recorder.add(compiled, _three(grid), given, arguments)
             return out
         key = self._stream(), len(tensors)
         for direct_call in self._known.get(key):
@@ -246,11 +247,15 @@ class CachedLaunch:
         # Threads compile and store their calls one after the other.
         with self._lock:
             out, compiled, grid, arguments = self._start(*tensors)
-            known, same = _internals.triton_launcher(compiled, (grid, 1, 1), key[0]), qkv.same_layout(*tensors)
+            known, same = _internals.triton_launcher(compiled, _three(grid), key[0]), qkv.same_layout(*tensors)
             aligned = not reduce(or_, map(torch.Tensor.data_ptr, tensors)) & (ALIGNED - 1)
             if known is not None and aligned and same(*tensors):
                 self._known.add(key, _direct_call(known, same, out, tensors, arguments))
             return out
+
+
+def _three(grid):
+    return grid if isinstance(grid, tuple) else (grid, 1, 1)
 
 
 def _direct_call(launcher, same, out, tensors, arguments):
