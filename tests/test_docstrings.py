@@ -13,7 +13,12 @@ import tilewright
 
 REFERENCE = (Path(__file__).parents[1] / "docs/reference.md").read_text()
 # Users get them from functions. Errors have no parameters.
-MADE = {"tilewright.attention.plan.Plan", "tilewright.packed.pack.Packing", "tilewright.core.errors"}
+MADE = {
+    "tilewright.attention.plan.Plan",
+    "tilewright.neighborhood.plans.NeighborhoodPlan",
+    "tilewright.packed.pack.Packing",
+    "tilewright.core.errors",
+}
 SHOWN = re.findall(r"^::: (\S+)(?:\n    options: {members: \[(.*)\]})?$", REFERENCE, re.MULTILINE)
 MEMBERS = [f"{name}.{member}" for name, members in SHOWN for member in re.findall(r'"(\w+)"', members)]
 NAMES = [*(name for name, _ in SHOWN), *(name for name in MEMBERS if "core.errors" not in name)]

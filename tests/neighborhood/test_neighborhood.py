@@ -1,6 +1,8 @@
 """Neighbourhood attention against the oracle by coordinates, and what is refused."""
 
 import pickle
+import re
+from functools import partial
 
 import pytest
 import torch
@@ -84,6 +86,48 @@ def test_scales_and_empty_batches():
     assert reference.relative_error(out, reference.neighborhood(q, k, v, 3, scale=0.3)[0]) < 1e-5
     out, lse = tw.neighborhood.attend(q[:0], k[:0], v[:0, ..., :3], 3, lse=True)
     assert out.shape == (0, 6, 6, 2, 3) and lse.shape == (0, 6, 6, 2)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_call_like_one_before_is_looked_at_where_it_differs(planned):
+    q, k, v = torch.randn(3, 2, 6, 6, 2, 8)
+    plan = tw.neighborhood.plan((6, 6), 3, heads=2, head_dim=8)
+    attend = plan if planned else partial(tw.neighborhood.attend, window=3)
+    first = attend(q, k, v)
+    assert torch.equal(attend(q, k, v), first) and not torch.equal(attend(2 * q, k, v), first)
+    assert torch.equal(attend(q, k, v, lse=True)[0], first) and torch.equal(attend(q, k, v, lse=True)[0], first)
+    with pytest.raises(PatternError, match="k: expected shape"):
+        attend(q, k[:, 1:], v)
+    with pytest.raises(DeviceError, match="v: expected a tensor on cpu"):
+        attend(q, k, v.to("meta"))
+    assert attend(q.requires_grad_(), k, v).requires_grad
+    with torch.no_grad():
+        assert torch.equal(attend(q, k, v), first) and torch.equal(attend(q, k, v), first)
+    assert attend(q, k, v).requires_grad
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attend(q.detach(), k, v).dtype == (torch.float32 if planned else torch.bfloat16)
+    if not planned:
+        assert not torch.allclose(tw.neighborhood.attend(q, k, v, 3, scale=0.1), first)
+        assert not torch.allclose(tw.neighborhood.attend(q, k, v, 3, causal=True), first)
+
+
+def test_a_plan_says_what_it_will_do():
+    plan = tw.neighborhood.plan((121, 272, 480), 11, heads=4, head_dim=64, kv_heads=2, dtype=torch.bfloat16)
+    assert plan.summary().splitlines()[:4] == [
+        "neighbourhood attention on cpu, bfloat16",
+        "grid 121×272×480, window 11×11×11, stride 1×1×1, dilation 1×1×1, causal False, False, False, border shift",
+        "heads 4, 2 of keys, head_dim 64",
+        "pairs of a head 21,026,818,560, 1,331.0 keys a query",
+    ]
+    assert re.fullmatch(
+        r"box \d+×\d+×\d+, visited pairs [\d,]+, fill 0\.\d+, predicted .* ms for a batch of one",
+        plan.summary().splitlines()[4],
+    )
+    # A box has all its pairs.
+    assert plan.rule.pairs(plan.grid) < plan.choice.visited < 2**3 * plan.rule.pairs(plan.grid)
+    planned = [tw.neighborhood.plan(16_000_000, 2048, heads=1, head_dim=8, stride=s) for s in (1, 3)]
+    assert [one.rule.pairs(one.grid) for one in planned] == [16_000_000 * 2048] * 2
+    assert all(one.choice.visited >= 16_000_000 * 2048 for one in planned)
 
 
 Q = torch.zeros(1, 6, 6, 4, 8)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tilewright import reference
 from tilewright.core.errors import TilewrightError
 from tilewright.neighborhood import rule as rules
-from tilewright.neighborhood.boxes import spans
+from tilewright.neighborhood.boxes import cover, spans
 
 
 @st.composite
@@ -52,6 +52,9 @@ def test_intervals_of_both_directions_are_those_of_the_definition(given):
 @given(axes(), st.integers(1, 20))
 def test_spans_hold_the_pairs_of_a_sub_axis_once(given, size):
     axis, length = given
+    made = [span for n in axis.lengths(length) for span in spans(axis, n, size)]
+    pairs, keys = sum(x.queries * x.keys for x in made), sum(x.keys for x in made)
+    assert cover(axis, length, size) == (pairs, keys, len(made))
     expected = by_coordinates(axis, length)[:: axis.dilation, :: axis.dilation]
     found = np.zeros_like(expected)
     for span in spans(axis, len(expected), size):
@@ -59,12 +62,21 @@ def test_spans_hold_the_pairs_of_a_sub_axis_once(given, size):
     assert np.array_equal(found, expected)
 
 
+@settings(max_examples=50)
+@given(axes(), st.integers(1, 9), st.integers(60, 400))
+def test_long_axes_are_counted_by_short_ones(given, size, length):
+    axis, _ = given
+    made = [span for n in axis.lengths(length) for span in spans(axis, n, size)]
+    assert cover(axis, length, size).pairs == sum(x.queries * x.keys for x in made)
+    assert rules._pairs(axis, length) == sum(hi - lo for x in made for lo, hi in x.seen)
+
+
 def test_rules_are_read_from_integers():
     rule = rules.make(3, (3, 5, 4), (1, 2, 4), 2, (True, False, False), "shift")
     assert rules.from_ints(tuple(rule.ints)) == rule
     assert rule.pairs((8, 10, 9)) == by_coordinates(rule.axes[0], 8).sum() * 10 * 5 * 9 * 4
     cut = rules.make(2, [3, 5], 1, 1, False, "cut")
-    assert rules.from_ints(tuple(cut.ints)) == cut == rules.of(2, [3, 5], 1, 1, False, "cut")
+    assert rules.from_ints(tuple(cut.ints)) == cut == rules.make(2, [3, 5], 1, 1, False, "cut")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +94,7 @@ def test_rules_are_read_from_integers():
 )
 def test_rules_that_are_none_are_refused(given, message):
     with pytest.raises(TilewrightError) as refusal:
-        rules.of(*given)
+        rules.make(*given)
     assert str(refusal.value) == message
 
 

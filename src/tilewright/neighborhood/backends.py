@@ -6,6 +6,8 @@
     `rule.Rule` that fits the grid. lse: natural log-sum-exps, float32 [B, *grid, H]. Results are contiguous.
 ``backward(q, k, v, out, lse, grad, rule, scale, extra) -> (dq, dk, dv, dk_extra or None, dv_extra or None)``:
     gradients, contiguous, for the gradient of ``out``. Equal calls give equal bits.
+``choose(rule, grid, heads, kv_heads, dim, v_dim, dtype) -> boxes.Choice``, optional: the box of queries that a call
+    takes, in milliseconds for any grid.
 
 Nothing else is checked there.
 """

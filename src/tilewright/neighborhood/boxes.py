@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
 
-from tilewright.neighborhood.rule import Axis
+from tilewright.neighborhood.rule import Axis, extended
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,27 @@ class Cover(NamedTuple):
     spans: int
 
 
-@lru_cache(256)
+class Choice(NamedTuple):
+    """A box of queries, the pairs of a query and a key that its products compute for a head, and the time predicted for
+    a batch of one, or None."""
+
+    box: tuple[int, ...]
+    visited: int
+    us: float | None
+
+
+@lru_cache(64)
 def spans(axis: Axis, n: int, size: int) -> tuple[Span, ...]:
     """A sub-axis of `n` tokens in spans of `size` queries; the last one may be shorter."""
-    first, end = (np.broadcast_to(x, n).tolist() for x in axis.keys(np.arange(n), n))
+    ends = np.stack([np.broadcast_to(x, n) for x in axis.keys(np.arange(n), n)], -1)
+    # Nearly all are alike: they are told apart by their bytes, and held once.
+    known: dict[bytes, tuple] = {}
     made = []
     for lo in range(0, n, size):
-        hi = min(lo + size, n)
-        key_lo, key_hi = first[lo], end[hi - 1]
-        seen = tuple((first[i] - key_lo, end[i] - key_lo) for i in range(lo, hi))
-        made.append(Span(lo, hi, key_lo, key_hi, seen))
+        key_lo, seen = int(ends[lo, 0]), ends[lo : lo + size] - ends[lo, 0]
+        if (name := seen.tobytes()) not in known:
+            known[name] = tuple(map(tuple, seen.tolist()))
+        made.append(Span(lo, lo + len(seen), key_lo, key_lo + int(seen[-1, 1]), known[name]))
     return tuple(made)
 
 
@@ -86,10 +98,12 @@ def runs(part: tuple[Span, ...]) -> tuple[Run, ...]:
 @lru_cache(4096)
 def cover(axis: Axis, length: int, size: int) -> Cover:
     """What spans of `size` queries cover of an axis."""
-    found = Cover(0, 0, 0)
-    for n in axis.lengths(length):
+
+    def of_length(n):
         lo = np.arange(0, n, size)
         hi = np.minimum(lo + size, n)
         keys = axis.keys(hi - 1, n)[1] - axis.keys(lo, n)[0]
-        found = Cover(found.pairs + int((keys * (hi - lo)).sum()), found.keys + int(keys.sum()), found.spans + len(lo))
-    return found
+        return np.array([(keys * (hi - lo)).sum(), keys.sum(), len(lo)])
+
+    each = [extended(of_length, n, axis.window, lcm(size, axis.stride)) for n in axis.lengths(length)]
+    return Cover(*sum(each).tolist())

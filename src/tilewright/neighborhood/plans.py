@@ -1,6 +1,6 @@
 """`plan`: what is chosen once for a grid and a window."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from tilewright.core import arguments
+from tilewright.core.caches import Recent
 from tilewright.core.errors import DeviceError, PatternError
+from tilewright.neighborhood import operators
 from tilewright.neighborhood import rule as rules
-from tilewright.neighborhood.attention import DTYPES, check_tensors, run
+from tilewright.neighborhood.attention import DTYPES, again, check_tensors, run
 from tilewright.neighborhood.backends import LAUNCHES
+from tilewright.neighborhood.boxes import Choice
 from tilewright.neighborhood.rule import Rule
 
 
@@ -75,7 +78,7 @@ def plan(
     """
     axes = arguments.each(grid) or (grid,)
     axes = arguments.sizes("grid", axes, len(axes), PatternError)
-    found = rules.of(len(axes), window, stride, dilation, causal, border)
+    found = rules.make(len(axes), window, stride, dilation, causal, border)
     found.check_grid(axes)
     heads, head_dim = (arguments.whole(*one, error=PatternError) for one in (("heads", heads), ("head_dim", head_dim)))
     kv_heads = heads if kv_heads is None else arguments.whole("kv_heads", kv_heads, error=PatternError)
@@ -108,6 +111,13 @@ class NeighborhoodPlan:
     dtype: torch.dtype
     device: torch.device
     scale: float
+    # Calls of late, without a trace in copies.
+    _known: Recent = field(default_factory=lambda: Recent(2, 8), init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple:
+        """By its arguments."""
+        given = self.grid, self.rule, self.heads, self.kv_heads, self.head_dim, self.dtype, self.device, self.scale
+        return NeighborhoodPlan, given
 
     def __call__(
         self,
@@ -139,6 +149,12 @@ class NeighborhoodPlan:
         PatternError, DeviceError
             For tensors other than planned.
         """
+        if (
+            extra is None
+            and not torch.compiler.is_compiling()
+            and (call := again(self._known, lse, q, k, v)) is not None
+        ):
+            return call(q, k, v)
         arguments.flag("lse", lse)
         arguments.of_kind(Tensor, "a tensor", PatternError, q=q, k=k, v=v)
         flat = q.ndim == 4 and len(self.grid) > 1
@@ -157,7 +173,7 @@ class NeighborhoodPlan:
             tensors = tuple(None if x is None else x.to(self.dtype) for x in tensors)
         elif q.dtype != self.dtype:
             raise PatternError(f"q: expected dtype {self.dtype} as planned, found {q.dtype}")
-        found = run(tensors, self.rule, self.scale, lse)
+        found = run(tensors, self.rule, self.scale, lse, self._known, lse)
         if not flat:
             return found
         return (found[0].flatten(1, -3), found[1].flatten(1, -2)) if lse else found.flatten(1, -3)
@@ -167,11 +183,32 @@ class NeighborhoodPlan:
             raise PatternError(f"{name}: expected the {prod(self.grid)} tokens of {self.grid}, found {tuple(x.shape)}")
         return x.unflatten(1, self.grid)
 
+    @property
+    def choice(self) -> Choice | None:
+        """The box of queries that calls take, where it is known."""
+        choose = getattr(operators.launches(self.device.type), "choose", None)
+        if choose is None:
+            return None
+        return choose(self.rule, self.grid, self.heads, self.kv_heads, self.head_dim, self.head_dim, self.dtype)
+
     def summary(self) -> str:
         """What is planned, as text."""
-        pairs = self.rule.pairs(self.grid)
-        return (
-            f"neighbourhood attention of the grid {'×'.join(map(str, self.grid))}, {self.rule}\n"
-            f"{self.heads} heads ({self.kv_heads} of keys) × {self.head_dim}, {self.dtype}, {self.device}\n"
-            f"pairs a head: {pairs:,}, {pairs / prod(self.grid):.1f} keys a query"
-        )
+        rule, pairs, choice = self.rule, self.rule.pairs(self.grid), self.choice
+        with_keys = "" if self.kv_heads == self.heads else f", {self.kv_heads} of keys"
+        lines = [
+            f"neighbourhood attention on {self.device}, {str(self.dtype).removeprefix('torch.')}",
+            f"grid {_sizes(self.grid)}, window {_sizes(rule.window)}, stride {_sizes(rule.stride)}, "
+            f"dilation {_sizes(rule.dilation)}, causal {', '.join(map(str, rule.causal))}, border {rule.border}",
+            f"heads {self.heads}{with_keys}, head_dim {self.head_dim}",
+            f"pairs of a head {pairs:,}, {pairs / prod(self.grid):,.1f} keys a query",
+        ]
+        if choice is not None:
+            lines.append(
+                f"box {_sizes(choice.box)}, visited pairs {choice.visited:,}, fill {pairs / choice.visited:.3f}"
+                + ("" if choice.us is None else f", predicted {choice.us / 1e3:,.3g} ms for a batch of one")
+            )
+        return "\n".join(lines)
+
+
+def _sizes(values):
+    return "×".join(map(str, values))

@@ -5,6 +5,7 @@ from 0 to n - 1, and the keys of a query are an interval of them. Neither end of
 queries of a key are an interval, too. The axes' intervals multiply. No torch is needed here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
@@ -146,18 +147,6 @@ def make(axes: int, window: Any, stride: Any, dilation: Any, causal: Any, border
     return Rule(widths, steps, spread, flags, border)
 
 
-_made = lru_cache(1024, typed=True)(make)
-
-
-def of(*given: Any) -> Rule:
-    """`make`, which looks up what was given before."""
-    try:
-        return _made(*given)
-    # Lists have no hash.
-    except TypeError:
-        return make(*given)
-
-
 def check_size(grid: tuple[int, ...], *others: int) -> None:
     """Raise `PatternError` for tensors of more values than 64-bit offsets reach."""
     if prod(grid) * prod(others) >= _OFFSETS:
@@ -168,11 +157,21 @@ def _each(value, axes):
     return value if arguments.each(value) is not None else (value,) * axes
 
 
+def extended(count: Callable, n: int, window: int, period: int) -> Any:
+    """``count(n)`` of a sub-axis of `n` tokens, from shorter ones: between borders it repeats itself by `period`."""
+    more = max(0, (n - 2 * window) // period - 2)
+    if more < 2:
+        return count(n)
+    short = count(n - more * period)
+    return short + more * (count(n - (more - 1) * period) - short)
+
+
 @lru_cache(1024)
 def _pairs(axis, length):
     """Pairs along one axis."""
-    total = 0
-    for n in axis.lengths(length):
+
+    def of_length(n):
         lo, hi = axis.keys(np.arange(n), n)
-        total += int((hi - lo).sum())
-    return total
+        return int((hi - lo).sum())
+
+    return sum(extended(of_length, n, axis.window, axis.stride) for n in axis.lengths(length))

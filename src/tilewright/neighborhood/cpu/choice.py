@@ -7,11 +7,10 @@ their ratios count, which differ little between processors.
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
-from tilewright.neighborhood.boxes import cover
+from tilewright.neighborhood.boxes import Choice, cover
 from tilewright.neighborhood.rule import Rule
 
 # Rows of a product, and what it reaches with so many, in GFLOP/s.
@@ -23,18 +22,11 @@ _FEWEST, _MOST = 16, 64
 _SIDES = tuple(2**i for i in range(7))
 
 
-class Choice(NamedTuple):
-    """A box of queries, how many pairs of a query and a key its products compute for a head, and the time predicted for
-    a batch of one on one core."""
-
-    box: tuple[int, ...]
-    visited: int
-    core_us: float
-
-
 @lru_cache(256)
-def choose(rule: Rule, grid: tuple[int, ...], heads: int, kv_heads: int, dim: int, v_dim: int) -> Choice:
-    """The fastest box by the model."""
+def choose(
+    rule: Rule, grid: tuple[int, ...], heads: int, kv_heads: int, dim: int, v_dim: int, threads: int = 1
+) -> Choice:
+    """The fastest box by the model, and its time on so many cores."""
     longest = [-(-n // d) for n, d in zip(grid, rule.dilation, strict=True)]
     sides = [
         sorted({min(s * side, n) for side in _SIDES} | {min(side, n) for side in _SIDES[: 3 if s > 1 else 0]})
@@ -42,10 +34,12 @@ def choose(rule: Rule, grid: tuple[int, ...], heads: int, kv_heads: int, dim: in
     ]
     fewest, most = min(_FEWEST, prod(longest)), max(_MOST, prod(s for s in rule.stride))
     boxes = [box for box in product(*sides) if fewest <= prod(box) <= most]
-    return min((_predicted(rule, grid, heads, kv_heads, dim, v_dim, box) for box in boxes), key=lambda one: one.core_us)
+    each = [(_core_us(rule, grid, heads, kv_heads, dim, v_dim, box), box) for box in boxes]
+    core_us, box = min(each)
+    return Choice(box, prod(cover(*one).pairs for one in zip(rule.axes, grid, box, strict=True)), core_us / threads)
 
 
-def _predicted(rule, grid, heads, kv_heads, dim, v_dim, box):
+def _core_us(rule, grid, heads, kv_heads, dim, v_dim, box):
     covers = [cover(*one) for one in zip(rule.axes, grid, box, strict=True)]
     visited, width = prod(one.pairs for one in covers), max(dim, v_dim)
     rows = prod(box) * heads // kv_heads
@@ -54,4 +48,4 @@ def _predicted(rule, grid, heads, kv_heads, dim, v_dim, box):
     # A column of boxes has its keys copied once.
     ns += kv_heads * grid[0] * prod(one.keys for one in covers[1:]) * 8 * width * _BYTE_NS
     ns += kv_heads * prod(one.spans for one in covers) * _BOX_NS
-    return Choice(box, visited, ns / 1e3)
+    return ns / 1e3

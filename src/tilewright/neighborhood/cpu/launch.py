@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tilewright.core._internals import attention_with_lse
 from tilewright.devices.cpu.workers import alone, in_any_state, workers
-from tilewright.neighborhood.boxes import runs
-from tilewright.neighborhood.cpu.choice import choose
+from tilewright.neighborhood.boxes import Choice, runs
+from tilewright.neighborhood.cpu import choice
 from tilewright.neighborhood.cpu.columns import Memory, columns, inside, put
 from tilewright.neighborhood.rule import Rule
 
@@ -46,9 +46,15 @@ def forward(
     return out, lse
 
 
+def choose(
+    rule: Rule, grid: tuple[int, ...], heads: int, kv_heads: int, dim: int, v_dim: int, dtype: torch.dtype
+) -> Choice:
+    """See `neighborhood.backends`."""
+    return choice.choose(rule, grid, heads, kv_heads, dim, v_dim, torch.get_num_threads())
+
+
 def _box(q, k, v, rule):
-    grid = tuple(q.shape[1:-2])
-    return choose(rule, grid, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]).box
+    return choice.choose(rule, tuple(q.shape[1:-2]), q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]).box
 
 
 def _by_head(extra, width):
