@@ -129,3 +129,11 @@ def test_attend_on_a_gpu(kind, dim):
 
 def test_forms_differ_by_name():
     assert Form((4, 4, 4), 0).name != replace(Form((4, 4, 4), 0), run=2).name
+
+
+@pytest.mark.parametrize(("grid", "window"), [((24, 48, 48), 11), ((50, 40), (15, 3)), ((5000,), 700)])
+def test_a_choice_says_its_box_and_the_pairs_of_its_products(grid, window):
+    rule = rules.make(len(grid), window, 1, 1, False, "shift")
+    found = launch.choose(rule, grid, 4, 4, 64, 64, torch.bfloat16)
+    assert found.box == forms.choose(rule, grid, 4, 64, torch.bfloat16).box and found.us is None
+    assert rule.pairs(grid) <= found.visited <= 10 * rule.pairs(grid)

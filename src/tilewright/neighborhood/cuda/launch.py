@@ -9,6 +9,7 @@ import torch
 
 from tilewright.core.errors import DeviceError
 from tilewright.devices.cuda.launcher import CachedLaunch, fitting
+from tilewright.neighborhood.boxes import Choice
 from tilewright.neighborhood.cuda import forms, kernels
 from tilewright.neighborhood.rule import Rule
 
@@ -87,6 +88,15 @@ def backward(
 
 # Scores of extra keys that are held at a time.
 _HELD = 1 << 24
+
+
+def choose(
+    rule: Rule, grid: tuple[int, ...], heads: int, kv_heads: int, dim: int, v_dim: int, dtype: torch.dtype
+) -> Choice:
+    """See `neighborhood.backends`. Padded rows and keys count as visited."""
+    form = forms.choose(rule, grid, heads, dim, dtype)
+    work = forms.work(rule, grid, form)
+    return Choice(form.box, work.boxes * math.prod(form.box) * work.steps * form.step_keys, None)
 
 
 def _extra_gradients(q, extra, lse, delta, grad, scale):
