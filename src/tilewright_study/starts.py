@@ -167,7 +167,11 @@ def _execute(streams, words, folder, variables):
     """Be the process of a command: run the script that `words` begin with. Returns its status."""
     import runpy
     import traceback
+    import weakref
 
+    for finalizer in list(weakref.finalize._registry):
+        # What the server holds, the server frees.
+        finalizer.atexit = False
     for place, stream in enumerate(streams):
         os.dup2(stream, place)
         os.close(stream)
