@@ -33,6 +33,8 @@ rule push_map:
         memory="|".join(CONFIG.push.memories),
     conda:
         environment("cpu")
+    # Of the three, one waits for the other: a long chain that begins late ends alone.
+    priority: 1
     resources:
         mem_mb=mem_mb(lambda wildcards: 1 << 20),
         runtime=runtime(lambda wildcards: 1 << 20),
@@ -56,6 +58,7 @@ rule push_configure:
         memory="|".join(CONFIG.push.memories),
     conda:
         environment("cpu")
+    priority: 1
     resources:
         mem_mb=mem_mb(lambda wildcards: 1 << 20),
         runtime=runtime(lambda wildcards: 1 << 20),
@@ -80,6 +83,7 @@ rule push_run:
         memory="|".join(CONFIG.push.memories),
     conda:
         environment("cpu")
+    priority: 1
     resources:
         mem_mb=mem_mb(lambda wildcards: 1 << 20),
         runtime=runtime(lambda wildcards: 1 << 20),
