@@ -121,10 +121,11 @@ def test_attend_on_a_gpu(kind, dim):
         inputs = [x.detach().double().requires_grad_() for x in (q, k, v)]
         expected, _ = reference.neighborhood(*inputs, window, **options)
         bound = reference.TOLERANCE[kind]
-        assert reference.relative_error(out, expected) <= bound
+        assert reference.relative_error(out.detach(), expected.detach()) <= bound
         grad = torch.randn_like(out)
         found, wanted = torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(expected, inputs, grad.double())
-        assert all(reference.relative_error(x, y) <= 2 * bound for x, y in zip(found, wanted, strict=True))
+        # Rows of gradients may be as good as zero.
+        assert all((x - y).norm() <= 2 * bound * y.norm() for x, y in zip(found, wanted, strict=True))
 
 
 def test_forms_differ_by_name():

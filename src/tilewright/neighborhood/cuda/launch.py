@@ -55,6 +55,9 @@ def forward(
     scaled score exceeds, None where none is known. form: None for what
     `forms.choose` finds. Raises `DeviceError` for more programs than a launch has.
     """
+    if q.dtype == torch.float16:
+        # Weights far below the bound are none in this type.
+        bound = None
     form = form or forms.choose(rule, tuple(q.shape[1:-2]), q.shape[0] * q.shape[-2], q.shape[-1], q.dtype)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device) if want_lse else None
     launch = _forward(Setting(rule, scale, extra is not None, want_lse, (form,), bound), q.device)
