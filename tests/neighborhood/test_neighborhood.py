@@ -3,7 +3,9 @@
 import pickle
 import re
 from functools import partial
+from math import prod
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 import tilewright as tw
 from tilewright import reference
 from tilewright.core.errors import DeviceError, PatternError, TilewrightError
+from tilewright.neighborhood import rule as rules
+from tilewright.neighborhood.cpu import choice, columns
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 
@@ -34,7 +38,7 @@ def cases(draw):
         "batch": draw(st.integers(1, 2)),
         "extra": draw(st.sampled_from([0, 0, 3])),
         "dtype": draw(st.sampled_from(DTYPES)),
-        "layout": draw(st.sampled_from(["plain", "heads first", "values apart"])),
+        "layout": draw(st.sampled_from(["plain", "heads first", "values apart", "expanded", "a part"])),
     }
     return grid, rule, form
 
@@ -49,6 +53,10 @@ def tensors(grid, form):
             made = torch.randn(shape[0], heads, *tokens, dim, generator=generator).movedim(1, -2)
         elif form["layout"] == "values apart":
             made = torch.randn(dim, *shape[:-1], generator=generator).movedim(0, -1)
+        elif form["layout"] == "expanded":
+            made = torch.randn(1, *shape[1:-2], 1, dim, generator=generator).expand(shape)
+        elif form["layout"] == "a part":
+            made = torch.randn(*shape[:-2], 3, heads, dim, generator=generator).select(-3, 1)
         else:
             made = torch.randn(shape, generator=generator)
         return made.to(form["dtype"])
@@ -78,6 +86,30 @@ def test_attention_is_that_of_the_oracle(case):
         assert torch.equal(pickle.loads(pickle.dumps(plan))(q, k, v, extra=extra), out)
         flat = (x.flatten(1, -3) for x in (q, k, v))
         assert torch.equal(plan(*flat, extra=extra), out if len(grid) == 1 else out.flatten(1, -3))
+
+
+@pytest.mark.parametrize(
+    ("grid", "window"), [((72, 192, 192), 11), ((4000, 4000), 15), ((2_000_000,), 2048), ((48, 48, 48), 31)]
+)
+def test_copies_of_keys_fit_a_cache(grid, window):
+    rule = rules.make(len(grid), window, 1, 1, False, "shift")
+    k = torch.empty(1).expand(1, *grid, 4, 64)
+    box = choice.choose(rule, grid, 4, 4, 64, 64).box
+    made = columns.columns(rule, box, k, 64, threads=64, apart=True)
+    for column in made[:: max(1, len(made) // 50)]:
+        copies = 2 * k[column.keys].numel() * 4
+        # Keys of one box are copied in any case.
+        alone = len(column.along) == 1 and column.heads.stop - column.heads.start == 1
+        assert copies <= columns._COLUMN_BYTES or alone
+    if grid != (2_000_000,):
+        # Those of a color do not meet.
+        seen = np.zeros(grid, np.int8)
+        for column in (one for one in made if one.color == made[0].color and one.heads.start == 0):
+            seen[column.keys[1:-1]] += 1
+        assert seen.max() == 1
+    assert sum(
+        prod(x.queries for x in one.across) * sum(x.queries for x in one.along) for one in made if not one.heads.start
+    ) == prod(grid)
 
 
 def test_scales_and_empty_batches():

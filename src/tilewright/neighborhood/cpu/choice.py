@@ -14,9 +14,10 @@ from tilewright.neighborhood.boxes import Choice, cover
 from tilewright.neighborhood.rule import Rule
 
 # Rows of a product, and what it reaches with so many, in GFLOP/s.
-_ROWS, _RATES = (1, 2, 4, 8, 16, 32), (6.0, 11.0, 20.0, 40.0, 70.0, 86.0)
-# Time that a score takes besides products, a byte of keys or values that is copied, and a box of one head, in ns.
-_SCORE_NS, _BYTE_NS, _BOX_NS = 0.5, 0.25, 3_000.0
+_ROWS, _RATES = (1, 2, 4, 8, 16, 32), (10.0, 20.0, 38.0, 63.0, 78.0, 90.0)
+# Times in ns: of a score besides products, of a byte of keys or values that is copied, of a box of one head, and of a
+# value of its queries.
+_SCORE_NS, _BYTE_NS, _BOX_NS, _VALUE_NS = 0.6, 0.25, 500.0, 1.4
 # Queries of a box, where the grid has as many, and lengths of its sides in strides.
 _FEWEST, _MOST = 16, 64
 _SIDES = tuple(2**i for i in range(7))
@@ -47,5 +48,5 @@ def _core_us(rule, grid, heads, kv_heads, dim, v_dim, box):
     ns = visited * heads * (4 * width / gflops + _SCORE_NS)
     # A column of boxes has its keys copied once.
     ns += kv_heads * grid[0] * prod(one.keys for one in covers[1:]) * 8 * width * _BYTE_NS
-    ns += kv_heads * prod(one.spans for one in covers) * _BOX_NS
+    ns += kv_heads * prod(one.spans for one in covers) * (_BOX_NS + rows * width * _VALUE_NS)
     return ns / 1e3
