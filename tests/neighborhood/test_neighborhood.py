@@ -262,3 +262,13 @@ def test_gradients_are_those_of_the_oracle(case):
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == form["dtype"]
         assert (one - other).abs().max() <= 4 * reference.TOLERANCE[one.dtype] * max(1, other.abs().max())
+
+
+def test_a_bound_of_scores_changes_no_result():
+    q, k, v = torch.randn(3, 1, 6, 6, 2, 8)
+    given = {"heads": 2, "head_dim": 8, "bound": 20.0}
+    out = tw.neighborhood.attend(q, k, v, 3)
+    assert torch.equal(tw.neighborhood.attend(q, k, v, 3, bound=20.0), out)
+    assert torch.equal(pickle.loads(pickle.dumps(tw.neighborhood.plan((6, 6), 3, **given)))(q, k, v), out)
+    with pytest.raises(PatternError, match="bound: expected"):
+        tw.neighborhood.attend(q, k, v, 3, bound="high")

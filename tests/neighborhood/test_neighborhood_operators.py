@@ -73,7 +73,7 @@ def test_an_exported_program_needs_no_file():
 def test_operators_are_what_their_fakes_say(extra):
     given = [x.clone().requires_grad_() for x in (Q, K, V)]
     rule = tw.neighborhood.Rule((3, 5), (1, 2), (1, 1), (False, True)).ints
-    opcheck(torch.ops.tilewright.neighborhood_attend.default, (*given, *extra, rule, 0.3, 2))
+    opcheck(torch.ops.tilewright.neighborhood_attend.default, (*given, *extra, rule, 0.3, 2, None))
 
 
 def test_a_second_derivative_is_refused():

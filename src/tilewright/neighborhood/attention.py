@@ -34,6 +34,7 @@ def attend(
     scale: float | None = None,
     extra: tuple[Tensor, Tensor] | None = None,
     lse: bool = False,
+    bound: float | None = None,
 ) -> Any:
     """Softmax attention of each token of a grid over the tokens in a window around it.
 
@@ -61,6 +62,10 @@ def attend(
         Keys and values [B, N, H_kv, D] that all tokens of the grid see, such as those of text.
     lse : bool
         Return the natural log-sum-exps of the scores as well.
+    bound : float, optional
+        What no score times `scale` exceeds, as is known where q and k are normed. A GPU then needs no maximum of the
+        scores, in float32 and bfloat16; other devices do not use it. Results are wrong where scores exceed it by 80
+        or stay below it by as much.
 
     Returns
     -------
@@ -85,14 +90,14 @@ def attend(
     >>> tw.neighborhood.attend(q, k, v, window=7).shape
     torch.Size([1, 32, 32, 6, 64])
     """
-    key = None if torch.compiler.is_compiling() else _text(window, stride, dilation, causal, border, scale, lse)
+    key = None if torch.compiler.is_compiling() else _text(window, stride, dilation, causal, border, scale, lse, bound)
     if key is not None and extra is None and (call := again(_known, key, q, k, v)) is not None:
         return call(q, k, v)
     tensors = check_tensors(q, k, v, extra)
     found = rules.make(q.ndim - 3, window, stride, dilation, causal, border)
     arguments.flag("lse", lse)
     scale = check_scale(scale, q)
-    return run(cast(tensors), found, scale, lse, _known, key)
+    return run(cast(tensors), found, scale, lse, check_bound(bound), _known, key)
 
 
 def _text(*given):
@@ -115,7 +120,7 @@ def again(known: Recent, key: Any, q: Any, k: Any, v: Any) -> Callable | None:
     return None
 
 
-def run(tensors: tuple, rule: Rule, scale: float, lse: bool, known: Recent, key: Any) -> Any:
+def run(tensors: tuple, rule: Rule, scale: float, lse: bool, bound: float | None, known: Recent, key: Any) -> Any:
     """`attend` of tensors ``(q, k, v, extra keys or None, extra values or None)`` that are checked but for the grid.
 
     known: where the next call, of the same key, finds it by `again`.
@@ -125,25 +130,26 @@ def run(tensors: tuple, rule: Rule, scale: float, lse: bool, known: Recent, key:
     # Written out: every call asks.
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     mode = LSE if lse else KEPT_LSE if recorded or transforms.transformed() else NO_LSE
-    given = *tensors, rule.ints, scale, mode
+    given = *tensors, rule.ints, scale, mode, bound
     if watched(q):
         out, sums = transforms.call("neighborhood_attend", *given)
     else:
         out, sums = (operators.differentiated if recorded else operators.attend)(*given)
         if not recorded and key is not None:
-            _keep(known, key, tensors, rule, scale, lse)
+            _keep(known, key, tensors, rule, scale, lse, bound)
     return (out, sums) if lse else out
 
 
-def _keep(known, key, tensors, rule, scale, lse):
+def _keep(known, key, tensors, rule, scale, lse, bound):
     """Keep what attends such tensors, where the kernels take them as they are."""
     q, k, v, k_extra, _ = tensors
     if k_extra is not None or not all(x.numel() and x.stride(-1) == 1 for x in (q, k, v)):
         return
-    forward = operators.launches(q.device.type).forward
+    launches = operators.launches(q.device.type)
+    forward = launches.prepared(q, k, v, rule, scale, lse, bound)
 
     def call(q, k, v):
-        found = forward(q, k, v, rule, scale, None, lse)
+        found = forward(q, k, v)
         return found if lse else found[0]
 
     known.add(key, (qkv.same_layout(q, k, v), call))
@@ -192,6 +198,11 @@ def _check_form(name, x, q, shape):
 def check_scale(scale: Any, q: Tensor) -> float:
     """The factor of scores. Raises `PatternError` for what is no finite number."""
     return q.shape[-1] ** -0.5 if scale is None else arguments.number("scale", scale, error=PatternError)
+
+
+def check_bound(bound: Any) -> float | None:
+    """What no scaled score exceeds. Raises `PatternError` for what is no finite number."""
+    return None if bound is None else arguments.number("bound", bound, error=PatternError)
 
 
 def cast(tensors: tuple) -> tuple:

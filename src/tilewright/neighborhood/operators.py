@@ -47,17 +47,18 @@ def attend(
     rule: tuple[int, ...],
     scale: float,
     lse: int,
+    bound: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Attention and log-sum-exps, [0] without; see `backends`. Results are contiguous."""
     if not q.numel() or not v.numel():
-        return _fake_attend(q, k, v, k_extra, v_extra, rule, scale, lse)
+        return _fake_attend(q, k, v, k_extra, v_extra, rule, scale, lse, bound)
     q, k, v = _rows(q), _rows(k), _rows(v)
     extra = None if k_extra is None or v_extra is None or not k_extra.shape[1] else (_rows(k_extra), _rows(v_extra))
-    out, sums = launches(q.device.type).forward(q, k, v, _rule(tuple(rule)), scale, extra, lse != NO_LSE)
+    out, sums = launches(q.device.type).forward(q, k, v, _rule(tuple(rule)), scale, extra, lse != NO_LSE, bound)
     return out, q.new_empty(0, dtype=torch.float32) if sums is None else sums
 
 
-def _fake_attend(q, k, v, k_extra, v_extra, rule, scale, lse):
+def _fake_attend(q, k, v, k_extra, v_extra, rule, scale, lse, bound):
     sums = q.new_empty(q.shape[:-1] if lse != NO_LSE else (0,), dtype=torch.float32)
     return q.new_empty(*q.shape[:-1], v.shape[-1]), sums
 
@@ -83,7 +84,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _setup(ctx, inputs, output):
-    q, k, v, k_extra, v_extra, ctx.rule, ctx.scale, mode = inputs
+    q, k, v, k_extra, v_extra, ctx.rule, ctx.scale, mode, _ = inputs
     if mode != LSE:
         ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
@@ -93,7 +94,7 @@ def _setup(ctx, inputs, output):
 def _differentiated(ctx, grad, grad_lse):
     q, k, v, out, lse, k_extra, v_extra = ctx.saved_tensors
     if grad is None and grad_lse is None:
-        return (None,) * 8
+        return (None,) * 9
     grad = torch.zeros_like(out) if grad is None else grad
     width = v.shape[-1]
     if grad_lse is not None:
@@ -105,7 +106,7 @@ def _differentiated(ctx, grad, grad_lse):
     look = torch.is_grad_enabled() or _first.watched(grad) or is_batched(grad)
     dq, dk, dv, *of_extra = (torch.ops.tilewright.neighborhood_backward if look else _gradients)(*given)
     of_extra = (None, None) if k_extra is None else (of_extra[0], of_extra[1][..., :width])
-    return dq, dk, dv[..., :width], *of_extra, None, None, None
+    return dq, dk, dv[..., :width], *of_extra, None, None, None, None
 
 
 def _carrying(x, value):
@@ -157,7 +158,7 @@ def _backwards_in_one_batch(size, given, dims):
 _EXTRA = "Tensor? k_extra, Tensor? v_extra, int[] rule, float scale"
 transforms.define(
     _LIBRARY,
-    f"neighborhood_attend(Tensor q, Tensor k, Tensor v, {_EXTRA}, int lse) -> (Tensor, Tensor)",
+    f"neighborhood_attend(Tensor q, Tensor k, Tensor v, {_EXTRA}, int lse, float? bound) -> (Tensor, Tensor)",
     attend,
     _fake_attend,
 )

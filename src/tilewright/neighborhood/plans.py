@@ -12,7 +12,7 @@ from tilewright.core.caches import Recent
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.neighborhood import operators
 from tilewright.neighborhood import rule as rules
-from tilewright.neighborhood.attention import DTYPES, again, check_tensors, run
+from tilewright.neighborhood.attention import DTYPES, again, check_bound, check_tensors, run
 from tilewright.neighborhood.backends import LAUNCHES
 from tilewright.neighborhood.boxes import Choice
 from tilewright.neighborhood.rule import Rule
@@ -32,6 +32,7 @@ def plan(
     border: str = "shift",
     kv_heads: int | None = None,
     scale: float | None = None,
+    bound: float | None = None,
 ) -> "NeighborhoodPlan":
     """Plan neighbourhood attention of one grid, in milliseconds at any size.
 
@@ -57,6 +58,8 @@ def plan(
         Heads of k and v, a divisor of `heads`; the default is as many.
     scale : float, optional
         Factor of the scores; the default is ``head_dim ** -0.5``.
+    bound : float, optional
+        See `attend`.
 
     Returns
     -------
@@ -91,7 +94,7 @@ def plan(
     if place is None or place.type not in LAUNCHES:
         raise DeviceError(f"device: expected one of {', '.join(LAUNCHES)}, found {arguments.shown(device)}")
     scale = head_dim**-0.5 if scale is None else arguments.number("scale", scale, error=PatternError)
-    return NeighborhoodPlan(axes, found, heads, kv_heads, head_dim, dtype, place, scale)
+    return NeighborhoodPlan(axes, found, heads, kv_heads, head_dim, dtype, place, scale, check_bound(bound))
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,14 @@ class NeighborhoodPlan:
     dtype: torch.dtype
     device: torch.device
     scale: float
+    bound: float | None = None
     # Calls of late, without a trace in copies.
     _known: Recent = field(default_factory=lambda: Recent(2, 8), init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple:
         """By its arguments."""
-        given = self.grid, self.rule, self.heads, self.kv_heads, self.head_dim, self.dtype, self.device, self.scale
+        place = self.dtype, self.device
+        given = self.grid, self.rule, self.heads, self.kv_heads, self.head_dim, *place, self.scale, self.bound
         return NeighborhoodPlan, given
 
     def __call__(
@@ -173,7 +178,7 @@ class NeighborhoodPlan:
             tensors = tuple(None if x is None else x.to(self.dtype) for x in tensors)
         elif q.dtype != self.dtype:
             raise PatternError(f"q: expected dtype {self.dtype} as planned, found {q.dtype}")
-        found = run(tensors, self.rule, self.scale, lse, self._known, lse)
+        found = run(tensors, self.rule, self.scale, lse, self.bound, self._known, lse)
         if not flat:
             return found
         return (found[0].flatten(1, -3), found[1].flatten(1, -2)) if lse else found.flatten(1, -3)

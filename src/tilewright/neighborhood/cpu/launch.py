@@ -3,6 +3,7 @@
 The contract is that of `neighborhood.backends`.
 """
 
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby, product
 from math import prod
@@ -32,6 +33,7 @@ def forward(
     scale: float,
     extra: tuple[Tensor, Tensor] | None,
     want_lse: bool,
+    bound: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See `neighborhood.backends`."""
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
@@ -88,6 +90,13 @@ def _joined(one, other):
 
 
 @in_any_state
+def prepared(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, scale: float, want_lse: bool, bound: float | None
+) -> Callable:
+    """See `neighborhood.backends`."""
+    return partial(forward, rule=rule, scale=scale, extra=None, want_lse=want_lse)
+
+
 def backward(
     q: Tensor,
     k: Tensor,

@@ -1,6 +1,7 @@
 """Launches of neighbourhood attention on an NVIDIA GPU (stage T5)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -62,6 +63,21 @@ def forward(
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device) if want_lse else None
     launch = _forward(Setting(rule, scale, extra is not None, want_lse, (form,), bound), q.device)
     return launch(q, k, v, q if lse is None else lse, *(extra or (k, v))), lse
+
+
+def prepared(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, scale: float, want_lse: bool, bound: float | None
+) -> Callable:
+    """See `backends`."""
+    form = forms.choose(rule, tuple(q.shape[1:-2]), q.shape[0] * q.shape[-2], q.shape[-1], q.dtype)
+    bound = None if q.dtype == torch.float16 else bound
+    launch = _forward(Setting(rule, scale, False, want_lse, (form,), bound), q.device)
+
+    def call(q, k, v):
+        lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device) if want_lse else None
+        return launch(q, k, v, q if lse is None else lse, k, v), lse
+
+    return call
 
 
 def backward(
