@@ -12,7 +12,7 @@ from tilewright.attention import blocks, profile, schedule
 from tilewright.attention.blocks.tiles import parse
 from tilewright.core import artifacts
 from tilewright_study import experiments
-from tilewright_study.experiments import networks
+from tilewright_study.experiments import gains, networks
 from tilewright_study.measure import rows as _rows
 from tilewright_study.stages import path_pictures, video_pictures
 
@@ -389,6 +389,29 @@ def write_worth(root, config):
         write_csv(root / f"results/logs/worth/{side}.csv", "worth", rows)
 
 
+def gains_row(network, form, way, batch, us, **changes):
+    """One row of a whole network in a way of calling; `us` None: skipped."""
+    known = {"network": network, "family": gains.parse(network)[0], "resolution": 224, "form": form, "way": way}
+    known |= {"batch": batch, "dtype": "float32", "tolerance": 1e-4, "device": DEVICE["name"]}
+    if us is None:
+        return known | {"status": "skipped", "reason": f"{way}: needs a GPU"} | changes
+    times = {"p20_us": 0.9 * us, "p50_us": us, "p80_us": 1.1 * us, "rse": 0.01, "relative_error": 1e-6}
+    return known | times | {"status": "ok"} | changes
+
+
+def write_gains(root, config):
+    """A file for each network; every form takes longer than the one before it."""
+    for network in config.gains.workloads:
+        forms = config.gains.forms[gains.parse(network)[0]]
+        rows = [
+            gains_row(network, form, way, batch, 1000.0 * batch * place)
+            for batch in config.gains.batches
+            for place, (form, ways) in enumerate(forms.items(), 1)
+            for way in ways
+        ]
+        write_csv(root / f"results/logs/gains/{network}.csv", "gains", rows)
+
+
 def write_configure(root, config):
     """A file for each stream and engine."""
     for stream, engines in config.push.streams.items():
@@ -651,6 +674,7 @@ def write_derived(root, config, name):
 INVENTED = {
     **{"networks": write_networks, "ragged": write_ragged, "pruned": write_pruned, "pruned_accuracy": write_accuracy},
     **{"accelerator": write_accelerator, "configure": write_configure, "push": write_push, "worth": write_worth},
+    "gains": write_gains,
     **{"push_attention": write_push_attention, "push_streams": write_push_streams, "paths": write_paths},
     **{"slices": write_slices, "recall": write_recall, "video": write_video, "heatmap": write_heatmap},
     **{"orders": write_orders, "stream": lambda root, config: None},

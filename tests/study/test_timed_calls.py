@@ -16,8 +16,9 @@ from tilewright.masks import deit, dynamicvit, wan
 from tilewright.paths import calls, runner
 from tilewright.paths import table as look_up
 from tilewright_study import experiments, scenes
-from tilewright_study.experiments import heatmap, recall, slices, video, worth
+from tilewright_study.experiments import gains, heatmap, recall, slices, video, worth
 from tilewright_study.experiments.attention import run as _attention
+from tilewright_study.experiments.gains import run as _gains
 from tilewright_study.experiments.networks import run as _networks
 from tilewright_study.experiments.pruned import run as _pruned
 from tilewright_study.experiments.ragged import run as _ragged
@@ -164,10 +165,15 @@ def grid():
     return list(_worth.run("8", worth.Settings(**stated), HOW))
 
 
+def ways():
+    stated = gains.Settings({"native": ("eager",), "dense": ("eager",)}, (1,), 15, 0.001)
+    return list(_gains.run("vil-tiny-64", stated, HOW))
+
+
 # `pruned_accuracy` times by `pruned`; `paths` and `stream` follow. The others time an order that is found, or a solver.
 EXPERIMENTS = {
     **{"attention": attention, "networks": network, "ragged": packed, "pruned": pruned, "slices": lists},
-    **{"recall": recalls, "video": passes, "heatmap": cells, "worth": grid},
+    **{"recall": recalls, "video": passes, "heatmap": cells, "worth": grid, "gains": ways},
 }
 
 

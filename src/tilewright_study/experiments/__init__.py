@@ -53,7 +53,7 @@ from tilewright_study import provenance
 
 NAMES = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "paths", "stream", "heatmap", "orders"),
-    *("pruned_accuracy", "accelerator", "configure", "push", "push_attention", "push_streams", "worth"),
+    *("pruned_accuracy", "accelerator", "configure", "push", "push_attention", "push_streams", "worth", "gains"),
 )
 LOGS = "results/logs/"
 # Numbers of a case that says nothing of them.

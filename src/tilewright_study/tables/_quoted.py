@@ -13,6 +13,7 @@ from tilewright.attention import reorder
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
 from tilewright_study.experiments.attention import table_policy_summary, table_speedup
+from tilewright_study.experiments.gains import WAYS, table_gains
 from tilewright_study.experiments.networks import table_end_to_end, table_network_plans
 from tilewright_study.experiments.networks.claims import beside_paper
 from tilewright_study.experiments.pruned import table_pruned
@@ -85,6 +86,17 @@ _ATTENTIONS = {
     "tilewright": "Tilewright",
 }
 _WAYS = {"": "called", "_graph": "as a CUDA graph"}
+# Whole networks by size: their names without it, and the columns; another size stands in the nearest one.
+_NETWORKS = {
+    "timm-vit_base_patch16_224": "timm ViT-B",
+    "timm-vit_large_patch16_224": "timm ViT-L",
+    "timm-vit_base_patch14_dinov2": "timm DINOv2-B",
+    "vil-tiny": "ViL-tiny",
+    "regionvit-tiny": "RegionViT-tiny",
+    "dynamicvit-s": "DynamicViT-S",
+    "deit-small-evit": "DeiT-S, EViT",
+}
+_PIXELS = (224, 384, 512, 768, 1024)
 _POLICIES = {"greedy": "greedy", "published": "ILP, published objective", "ilp": "ILP"}
 # Attention by lists: what chose them, and which rows hold it.
 _LISTS = {
@@ -254,6 +266,29 @@ def _networks_summary(root, device):
                 lines.append([way, words, f"{len(over)}", *spread, *counts])
     header = ["networks", "", "cases", "least, × fastest peer", "median", "greatest", "faster", "ties", "slower"]
     return _lines(header, lines, left=2)
+
+
+def _gains(root, device):
+    """How many times as fast whole networks are as the fastest other form, by way of calling and size: in each cell for
+    each batch."""
+    rows = _table(root, device, "gains", table_gains.table)
+    batches = sorted(set(rows["batch"]))
+    known = {}
+    for row in rows.to_dict("records"):
+        size = f"-{row['resolution']:.0f}"
+        place = min(_PIXELS, key=lambda pixels: abs(pixels - row["resolution"]))
+        known.setdefault("".join(row["network"].rsplit(size, 1)), {})[place, row["batch"]] = row
+    lines = []
+    for network in [*filter(known.get, _NETWORKS), *(name for name in known if name not in _NETWORKS)]:
+        for way in WAYS:
+            cells = [
+                [_ratio(known[network].get((pixels, batch), {}).get(f"over {way}", 0)) or "–" for batch in batches]
+                for pixels in _PIXELS
+            ]
+            if any(text != "–" for each in cells for text in each):
+                words = [_NETWORKS.get(network, network), table_gains.NAMES[way]]
+                lines.append([*words, *(" / ".join(each) if {*each} != {"–"} else "" for each in cells)])
+    return _lines(["network", "way of calling", *(f"{pixels:,} px" for pixels in _PIXELS)], lines, left=2)
 
 
 def _slices(root, device):
@@ -499,6 +534,7 @@ _TABLES = {
 }
 NAMES = {f"{device}-{name}": (make, device) for device in FOLDERS for name, make in _TABLES.items()}
 NAMES |= {"h200-network-plans": (_network_plans, "h200"), "h200-published-ragged": (_published_ragged, "h200")}
+NAMES |= {"h200-gains": (_gains, "h200")}
 NAMES |= {"h200-published-kernel": (_published_kernel, "h200")}
 NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "headline": (_headline, None)}
 NAMES |= {f"results-{kind}": (_results, kind) for kind in claims.KINDS if kind != "aim"}

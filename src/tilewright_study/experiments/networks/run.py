@@ -130,13 +130,13 @@ def run_network(name, batches, effort, *, compiled=None, plans=(), device="cpu",
     family, options = networks.parse(name)
     facts = devices.describe(device)
     compiled = compiled or {}
-    create, inputs = _prepared(name, [batches, compiled], device, dtype, seed)
+    create, inputs = prepared(name, [batches, compiled], device, dtype, seed)
     dense = create(networks.exchanged(family)[1][0])
     parameters = sum(weights.numel() for weights in dense.parameters())
-    oracles = {"": _oracle(dense, inputs)}
+    oracles = {"": oracle_of(dense, inputs)}
     del dense
     for other in [name for name in attentions.OTHERS if name in batches or name in compiled]:
-        oracles[other] = _oracle(create(other), inputs)
+        oracles[other] = oracle_of(create(other), inputs)
     known = {
         "network": name,
         "family": family,
@@ -195,7 +195,7 @@ def compile_network(name, batches, *, compiled=None, device="cpu", dtype="float3
     those of another process find on disk what torch compiled. Yields ``"<attention>, batch <n>"`` of what can run.
     """
     compiled = compiled or {}
-    create, inputs = _prepared(name, [batches, compiled], device, dtype, seed)
+    create, inputs = prepared(name, [batches, compiled], device, dtype, seed)
     for cases, whole in ((batches, False), (compiled, True)):
         for attention, sizes in cases.items():
             network = create(attention)
@@ -214,7 +214,7 @@ def _compiled(network, inputs):
     return torch.compile(network, dynamic=False)
 
 
-def _prepared(name, batches, device, dtype, seed):
+def prepared(name, batches, device, dtype, seed):
     """``(create, inputs)``: the network `name` with an attention or a batching, and with plans; and as many images as
     the dicts `batches` ask for, on the device."""
     family, options = networks.parse(name)
@@ -263,7 +263,7 @@ def _scale(weight, size):
     weight.mul_(size / _size(weight))
 
 
-def _oracle(dense, inputs):
+def oracle_of(dense, inputs):
     """The `Oracle` of a network with dense attention, in the type of `inputs`; the network is in float32 after that."""
     rounded = torch.cat([dense(image[None]) for image in inputs])
     if inputs.dtype == torch.float32:
