@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright import masks, networks, nn, paths, slices
+from tilewright import masks, neighborhood, networks, nn, paths, slices
 from tilewright.attention.masks import Bias
 from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.integrations import sdpa
@@ -104,6 +104,8 @@ X = [*TENSOR, torch.tensor(1.0), torch.randn(3)]
 
 S = torch.randn(1, 1, 128, 64)
 LISTS = slices.predict(S, S, budget=1.0, keep=0.5)
+G = torch.randn(1, 6, 7, 2, 8)
+GS = [*TENSOR, G[0], G[..., :0], G[:, :, :, :0], G.double(), G.long(), G.to_sparse(), torch.tensor(1.0), NESTED]
 SQ = [*TENSOR, S[0], S[..., :3], S.double(), torch.tensor(1.0), S[:, :, :0]]
 OPTIONS = {
     "rows": [*COUNT, 24, 8, 256],
@@ -170,6 +172,41 @@ TABLE = {
         {
             **{name: [*X, ROWS[:3], ROWS.long(), ROWS[:, 0]] for name in "qkv"},
             "out": [*given(*TENSOR), torch.eye(3).to_sparse_csr(), ROWS[:3], ROWS.double(), ROWS],
+        },
+    ),
+    "neighborhood.attend": (
+        neighborhood.attend,
+        {"q": G, "k": G, "v": G, "window": 3},
+        {
+            **dict.fromkeys("qkv", GS),
+            "window": [*COUNT, (3,), (3, 9), (3.0, 3)],
+            "stride": [*COUNT, 4],
+            "dilation": [*COUNT, 3],
+            "causal": ["a", None, 2, (True,), (1, 0), ARRAY],
+            "border": NAME,
+            "scale": NUMBER,
+            "bound": NUMBER,
+            "extra": ["a", 3, [], G, (G, G), (None, None), (G[:, 0], None), (G[:, 0], G[:, 0].double())],
+            "lse": [*FLAG, None],
+        },
+    ),
+    "neighborhood.plan": (
+        neighborhood.plan,
+        {"grid": (6, 7), "window": 3, "heads": 2, "head_dim": 8},
+        {
+            "grid": [*COUNT, (), (6, 0), (6, 7, 8, 9), (2**40, 2**40)],
+            "window": [*COUNT, (3,), (3, 9)],
+            "heads": COUNT,
+            "head_dim": COUNT,
+            "dtype": PLAN["dtype"],
+            "device": DEVICE,
+            "stride": [*COUNT, 4],
+            "dilation": [*COUNT, 3],
+            "causal": ["a", None, 2, (True,), ARRAY],
+            "border": NAME,
+            "kv_heads": [*given(*COUNT), 3],
+            "scale": NUMBER,
+            "bound": NUMBER,
         },
     ),
     "slices.attend": (
@@ -384,6 +421,7 @@ TAKING_PATHS = {
 INNER = {
     *("Plan.run", "Plan.gradients", "Plan.like_result", "Plan.check_backward"),
     *("models.bias_index", "models.sources", "slices.Layout", "slices.SliceLists"),
+    *("neighborhood.NeighborhoodPlan", "neighborhood.Rule"),
 }
 
 
@@ -399,7 +437,7 @@ def public():
     found = {"plan": tw.plan, "load": tw.load, "Plan.__call__": tw.Plan.__call__, **own(tw.Plan, "Plan")}
     found |= {**own(pack, "ragged"), **own(pack.Packing, "Packing"), **own(masks, "models")}
     found["networks.create"] = networks.create
-    for module, name in ((slices, "slices"), (nn, "nn")):
+    for module, name in ((slices, "slices"), (nn, "nn"), (neighborhood, "neighborhood")):
         found |= {f"{name}.{key}": getattr(module, key) for key in module.__all__}
     parameters = {name: inspect.signature(x).parameters.values() for name, x in found.items() if name not in INNER}
     taken = {
@@ -441,6 +479,8 @@ def test_a_wrong_argument_is_refused_in_one_line_where_it_enters(name, monkeypat
 
 # Calls by what makes them: with numbers as they are, and as NumPy's.
 NUMBERS = {
+    "neighborhood": lambda i, f: neighborhood.attend(G, G, G, (i(3), i(2)), stride=i(2), dilation=i(2), scale=f(0.5)),
+    "neighborhood plan": lambda i, f: neighborhood.plan((i(6), i(7)), i(3), heads=i(2), head_dim=i(8))(G, G, G),
     "plan": lambda i, f: make_plan(heads=i(2), head_dim=i(8), scale=f(0.5), split_keys=i(64), seed=i(1))(Q, Q, Q),
     "mask_mod": lambda i, f: make_plan(lambda b, h, q, k: q >= k, shape=(i(N), i(N)), images=i(1))(Q, Q, Q),
     "pack": lambda i, f: pack.pack(KEEP, i(15), rows=i(16)).pad(PACKED, i(5)),

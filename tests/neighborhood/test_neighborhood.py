@@ -130,6 +130,8 @@ def test_a_call_like_one_before_is_looked_at_where_it_differs(planned):
     assert torch.equal(attend(q, k, v, lse=True)[0], first) and torch.equal(attend(q, k, v, lse=True)[0], first)
     with pytest.raises(PatternError, match="k: expected shape"):
         attend(q, k[:, 1:], v)
+    with pytest.raises(PatternError, match="k: expected a strided tensor"):
+        attend(q, torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)]), v)
     with pytest.raises(DeviceError, match="v: expected a tensor on cpu"):
         attend(q, k, v.to("meta"))
     assert attend(q.requires_grad_(), k, v).requires_grad

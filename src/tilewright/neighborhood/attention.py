@@ -115,7 +115,8 @@ def again(known: Recent, key: Any, q: Any, k: Any, v: Any) -> Callable | None:
     None where no such call was `known` by `run`, and where somebody looks at this one.
     """
     for same, call in known.get(key):
-        if same(q, k, v):
+        # Torch's guards end the process where they are given nested tensors.
+        if not any(getattr(x, "is_nested", True) for x in (q, k, v)) and same(q, k, v):
             return None if watched(q) or torch.is_autocast_enabled(q.device.type) else call
     return None
 
@@ -173,6 +174,8 @@ def check_tensors(q: Any, k: Any, v: Any, extra: Any) -> tuple:
     if not kv_heads or heads % kv_heads:
         raise PatternError(f"k: expected a number of heads that divides the {heads} of q, found {kv_heads}")
     _check_form("v", v, q, (*k.shape[:-1], None))
+    if not v.shape[-1]:
+        raise PatternError(f"v: expected at least one value a head, found shape {tuple(v.shape)}")
     if extra is not None:
         _check_form("extra keys", k_extra, q, (q.shape[0], None, kv_heads, q.shape[-1]))
         _check_form("extra values", v_extra, q, (*extra[0].shape[:-1], v.shape[-1]))

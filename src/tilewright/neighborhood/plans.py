@@ -87,7 +87,7 @@ def plan(
     kv_heads = heads if kv_heads is None else arguments.whole("kv_heads", kv_heads, error=PatternError)
     if heads % kv_heads:
         raise PatternError(f"kv_heads: expected a divisor of the {heads} heads, found {kv_heads}")
-    if dtype not in DTYPES:
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
         raise PatternError(f"dtype: expected one of {', '.join(map(str, DTYPES))}, found {arguments.shown(dtype)}")
     rules.check_size(axes, heads, head_dim)
     place = arguments.device("device", device)
