@@ -93,7 +93,7 @@ def test_networks_of_timm_have_a_window_that_fits_and_the_oracle_of_their_form()
         ({"workloads": ["timm-vit_base"]}, "gains.workloads: expected timm-<model>-<pixels>, found 'timm-vit_base'"),
         (
             {"forms": {}},
-            "gains.forms.vision_longformer: expected tilewright or ragged and a form beside it, found none",
+            "gains.forms.vision_longformer: expected tilewright or ragged and another form, found none",
         ),
         ({"window": 4}, "gains.window: expected an odd number of tokens, found 4"),
         ({"batches": [1, 1]}, "gains.batches: 1 appears twice"),

@@ -72,9 +72,7 @@ class Section(sections.Section, frozen=True):
             sections.known(f"gains.forms.{family}", "form", forms, known(family))
             if not any(form in OURS for form in forms) or len(forms) < 2:
                 names = ", ".join(forms) or "none"
-                raise ConfigError(
-                    f"gains.forms.{family}: expected {' or '.join(OURS)} and a form beside it, found {names}"
-                )
+                raise ConfigError(f"gains.forms.{family}: expected {' or '.join(OURS)} and another form, found {names}")
         if self.window % 2 == 0:
             raise ConfigError(f"gains.window: expected an odd number of tokens, found {self.window}")
         sections.above_zero("gains.max_seconds", self.max_seconds)
