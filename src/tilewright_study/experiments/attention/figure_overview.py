@@ -118,7 +118,12 @@ def _bars(axes, frame):
         text = f"{_style.ratio(row.over_peer)}: {_style.duration(row.plan_us)}, {peer} {_style.duration(row.peer_us)}"
         axes.annotate(text, (max(1, row.over_peer), y), (5, 0), textcoords="offset points", va="center")
     axes.axvline(1, color=_palette.DENSE, linewidth=1)
-    names = [f"{_style.layer_name(row.family)}, {row.tokens:,.0f} tokens" for row in rows.itertuples()]
+    layers = [f"{_style.layer_name(row.family)}, {row.tokens:,.0f} tokens" for row in rows.itertuples()]
+    # Layers of one name differ by their heads.
+    names = [
+        f"{name}, {row.heads:.0f} × {row.head_dim:.0f}" if layers.count(name) > 1 else name
+        for name, row in zip(layers, rows.itertuples(), strict=True)
+    ]
     axes.set_yticks(range(len(rows)), names)
     axes.invert_yaxis()
     most = rows["over_peer"].max()
