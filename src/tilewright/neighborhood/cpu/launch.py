@@ -89,7 +89,6 @@ def _joined(one, other):
     return first.add_(second), total
 
 
-@in_any_state
 def prepared(
     q: Tensor, k: Tensor, v: Tensor, rule: Rule, scale: float, want_lse: bool, bound: float | None
 ) -> Callable:
@@ -97,6 +96,7 @@ def prepared(
     return partial(forward, rule=rule, scale=scale, extra=None, want_lse=want_lse)
 
 
+@in_any_state
 def backward(
     q: Tensor,
     k: Tensor,
