@@ -191,6 +191,7 @@ GIVEN = {
     "docs/api.md": of_masks,
     "docs/dynamic.md": of_paths,
     "docs/models.md": of_models,
+    "docs/neighborhood.md": lambda _: [{}, {}, {}],
     "docs/networks.md": lambda _: [{"images": torch.randn(1, 3, 64, 64)}] * 3,
     "docs/parallel.md": lambda _: ["needs processes: tests/slices and tests/networks"] * 4,
     "docs/pushmem.md": of_push_memories,

@@ -1,6 +1,7 @@
 """A made-up study for tests of tables and figures: every file that a configuration asks for, with invented timings."""
 
 import csv
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tilewright.attention import blocks, profile, schedule
 from tilewright.attention.blocks.tiles import parse
 from tilewright.core import artifacts
 from tilewright_study import experiments
-from tilewright_study.experiments import gains, networks
+from tilewright_study.experiments import gains, neighborhood, networks
 from tilewright_study.measure import rows as _rows
 from tilewright_study.stages import path_pictures, video_pictures
 
@@ -412,6 +413,39 @@ def write_gains(root, config):
         write_csv(root / f"results/logs/gains/{network}.csv", "gains", rows)
 
 
+def neighborhood_row(case, provider, us, **changes):
+    """One row of a layer on a grid; `us` None: skipped."""
+    found = neighborhood.layer(case)
+    known = {"case": case, "grid": "x".join(map(str, found.grid)), "axes": len(found.grid), "provider": provider}
+    known |= {"window": "x".join(map(str, found.rule.window)), "tokens": math.prod(found.grid), "dtype": "float32"}
+    known |= {"heads": found.heads, "head_dim": found.head_dim, "pairs": found.rule.pairs(found.grid)}
+    known |= {"device": DEVICE["name"], "tolerance": 1e-4}
+    if us is None:
+        return known | {"status": "skipped", "reason": TOO_LONG} | changes
+    times = {"p20_us": 0.9 * us, "p50_us": us, "p80_us": 1.1 * us, "rse": 0.005, "relative_error": 1e-6}
+    return known | times | {"status": "ok", "useful_gflops": 4e-3 * known["pairs"] / us} | changes
+
+
+def write_neighborhood(root, config):
+    """A file for each layer: boxes of which the chosen one is nearly the fastest, and contenders that are slower."""
+    for case in config.neighborhood.layers:
+        us = neighborhood.layer(case).rule.pairs(neighborhood.layer(case).grid) / 1000
+        rows = [
+            neighborhood_row(case, "tilewright", us, box="4x4", chosen="True", predicted=1, visited=int(2e3 * us)),
+            neighborhood_row(
+                case, "tilewright", 0.98 * us, box="2x8", chosen="False", predicted=1.01, visited=int(3e3 * us)
+            ),
+            neighborhood_row(
+                case, "tilewright", 1.3 * us, box="8x8", chosen="False", predicted=1.2, visited=int(4e3 * us)
+            ),
+            neighborhood_row(case, "gather", 20 * us, variant="eager"),
+            neighborhood_row(case, "flex", 3 * us, variant="boxes"),
+            neighborhood_row(case, "natten", None),
+            neighborhood_row(case, "sdpa_dense", 9 * us, variant="torch"),
+        ]
+        write_csv(root / f"results/logs/neighborhood/{case}.csv", "neighborhood", rows)
+
+
 def write_configure(root, config):
     """A file for each stream and engine."""
     for stream, engines in config.push.streams.items():
@@ -677,7 +711,7 @@ INVENTED = {
     "gains": write_gains,
     **{"push_attention": write_push_attention, "push_streams": write_push_streams, "paths": write_paths},
     **{"slices": write_slices, "recall": write_recall, "video": write_video, "heatmap": write_heatmap},
-    **{"orders": write_orders, "stream": lambda root, config: None},
+    **{"neighborhood": write_neighborhood, "orders": write_orders, "stream": lambda root, config: None},
 }
 
 

@@ -12,7 +12,7 @@ from helpers import synthetic
 from helpers.files import run_script
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, UnknownNameError
-from tilewright_study import tables
+from tilewright_study import experiments, tables
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.experiments.attention import (
     table_policy,
@@ -82,6 +82,9 @@ def test_every_claim_is_of_a_known_measure_and_about_a_run_that_is_recorded_or_c
     waiting = set(configured) - {row["case"] for row in recorded("paths")}
     waiting |= {name.rpartition(".")[0] for name in waiting}
     unrecorded = set(frame["id"]) - set.union(*found)
+    # Experiments that no run has recorded yet.
+    later = {name for name in experiments.NAMES if not recorded(name)}
+    unrecorded = {name for name in unrecorded if name.partition("_")[0] not in later}
     assert {name.rpartition(":")[2].rpartition("/")[2] for name in unrecorded} <= waiting
 
 

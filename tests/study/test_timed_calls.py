@@ -16,9 +16,10 @@ from tilewright.masks import deit, dynamicvit, wan
 from tilewright.paths import calls, runner
 from tilewright.paths import table as look_up
 from tilewright_study import experiments, scenes
-from tilewright_study.experiments import gains, heatmap, recall, slices, video, worth
+from tilewright_study.experiments import gains, heatmap, neighborhood, recall, slices, video, worth
 from tilewright_study.experiments.attention import run as _attention
 from tilewright_study.experiments.gains import run as _gains
+from tilewright_study.experiments.neighborhood import run as _neighborhood
 from tilewright_study.experiments.networks import run as _networks
 from tilewright_study.experiments.pruned import run as _pruned
 from tilewright_study.experiments.ragged import run as _ragged
@@ -170,10 +171,16 @@ def ways():
     return list(_gains.run("vil-tiny-64", stated, HOW))
 
 
+def windows():
+    contenders = {"gather": 1000, "sdpa_dense": 1000}
+    return list(_neighborhood.run("8x8-w3-1x16", neighborhood.Settings(contenders, 1, 1000, 0.001), HOW))
+
+
 # `pruned_accuracy` times by `pruned`; `paths` and `stream` follow. The others time an order that is found, or a solver.
 EXPERIMENTS = {
     **{"attention": attention, "networks": network, "ragged": packed, "pruned": pruned, "slices": lists},
     **{"recall": recalls, "video": passes, "heatmap": cells, "worth": grid, "gains": ways},
+    "neighborhood": windows,
 }
 
 

@@ -65,7 +65,7 @@ def test_the_whole_study_plans_every_job_once(whole):
     assert {w["m"] for name, w in jobs if name == "compile_baselines"} == set(study.workloads)
     compiled = {(w["experiment"], w["case"]) for name, w in jobs if name == "compile_experiment"}
     flexible = {"networks": study.networks.workloads}
-    flexible |= {name: experiments.cases(name, study) for name in ("slices", "recall")}
+    flexible |= {name: experiments.cases(name, study) for name in ("slices", "recall", "neighborhood")}
     assert compiled == {(name, case) for name, cases in flexible.items() for case in cases}
     orders = {(m, r) for m in study.workloads for r in study.orders}
     assert {(w["m"], w["r"]) for name, w in jobs if name == "schedule"} == orders
@@ -192,6 +192,7 @@ def test_selected_experiments_of_the_gpu_study_run_alone(tmp_path):
 def test_what_does_not_compile_is_not_compiled_ahead(tmp_path, setting):
     # Slices are measured against FlexAttention too.
     without = [f"{name}={{'baselines': [sdpa_dense]}}" for name in ("slices", "recall")]
+    without.append("neighborhood={'layers': []}")
     counts = Counter(name for name, _ in plan(tmp_path, "--config", setting, *without, configs=[ALL]))
     rule, left = ("baselines", "experiment") if setting.startswith("attention") else ("experiment", "baselines")
     assert counts[f"compile_{rule}"] == 0 and counts[rule] > 0 and counts[f"compile_{left}"] > 0

@@ -11,6 +11,8 @@
     gradients, contiguous, for the gradient of ``out``. Equal calls give equal bits.
 ``choose(rule, grid, heads, kv_heads, dim, v_dim, dtype) -> boxes.Choice``, optional: the box of queries that a call
     takes, in milliseconds for any grid.
+``candidates(rule, grid, heads, kv_heads, dim, v_dim, dtype) -> [boxes.Candidate, …]``, optional: what is chosen from,
+    the choice first, then by predicted time; ``forward(..., form=candidate.form)`` takes one.
 
 Nothing else is checked there.
 """

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,16 @@ class Choice(NamedTuple):
     box: tuple[int, ...]
     visited: int
     us: float | None
+
+
+class Candidate(NamedTuple):
+    """A box of queries that a device may choose: its name, pairs visited for a head, the time predicted, in a unit of
+    the device, and what `forward` takes as ``form``."""
+
+    name: str
+    visited: int
+    predicted: float
+    form: Any
 
 
 @lru_cache(64)

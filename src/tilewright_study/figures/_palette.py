@@ -114,6 +114,13 @@ MEMORIES = {
     "pub": Look("pub: wide words, one port", BLUE, "o"),
     "dp": Look("dp: single words, two ports", "#E69F00", "^"),
 }
+NEIGHBORHOODS = {
+    "tilewright": TILEWRIGHT,
+    "natten": SPARSE["natten"],
+    "flex": ATTENTION["flex"],
+    "gather": Look("gathered keys, eager torch", "#117733", "<"),
+    "sdpa_dense": SPARSE["sdpa_dense"],
+}
 # In one figure stand members of one group.
 GROUPED = {
     "attention": ATTENTION,
@@ -127,6 +134,7 @@ GROUPED = {
     "pruners": PRUNERS,
     "runners": RUNNERS,
     "memories": MEMORIES,
+    "neighborhoods": NEIGHBORHOODS,
 }
 # Of what bears a name that no group holds; all are away from the blue of Tilewright.
 _FURTHER = ("#44AA99", "#999933", "#117733", "#AA4499", "#D55E00", "#882255")

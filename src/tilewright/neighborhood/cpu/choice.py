@@ -28,6 +28,19 @@ def choose(
     rule: Rule, grid: tuple[int, ...], heads: int, kv_heads: int, dim: int, v_dim: int, threads: int = 1
 ) -> Choice:
     """The fastest box by the model, and its time on so many cores."""
+    core_us, box = min(candidates(rule, grid, heads, kv_heads, dim, v_dim))
+    return Choice(box, visited(rule, grid, box), core_us / threads)
+
+
+def visited(rule: Rule, grid: tuple[int, ...], box: tuple[int, ...]) -> int:
+    """Pairs that boxes of this size compute for a head."""
+    return prod(cover(*one).pairs for one in zip(rule.axes, grid, box, strict=True))
+
+
+def candidates(
+    rule: Rule, grid: tuple[int, ...], heads: int, kv_heads: int, dim: int, v_dim: int
+) -> list[tuple[float, tuple[int, ...]]]:
+    """``(microseconds of a core, box)`` of all boxes that are considered."""
     longest = [-(-n // d) for n, d in zip(grid, rule.dilation, strict=True)]
     sides = [
         sorted({min(s * side, n) for side in _SIDES} | {min(side, n) for side in _SIDES[: 3 if s > 1 else 0]})
@@ -35,9 +48,7 @@ def choose(
     ]
     fewest, most = min(_FEWEST, prod(longest)), max(_MOST, prod(s for s in rule.stride))
     boxes = [box for box in product(*sides) if fewest <= prod(box) <= most]
-    each = [(_core_us(rule, grid, heads, kv_heads, dim, v_dim, box), box) for box in boxes]
-    core_us, box = min(each)
-    return Choice(box, prod(cover(*one).pairs for one in zip(rule.axes, grid, box, strict=True)), core_us / threads)
+    return [(_core_us(rule, grid, heads, kv_heads, dim, v_dim, box), box) for box in boxes]
 
 
 def _core_us(rule, grid, heads, kv_heads, dim, v_dim, box):

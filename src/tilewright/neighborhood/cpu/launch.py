@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tilewright.core._internals import attention_with_lse
 from tilewright.devices.cpu.workers import alone, in_any_state, workers
-from tilewright.neighborhood.boxes import Choice, runs
+from tilewright.neighborhood.boxes import Candidate, Choice, runs
 from tilewright.neighborhood.cpu import choice
 from tilewright.neighborhood.cpu.columns import Memory, columns, inside, put
 from tilewright.neighborhood.rule import Rule
@@ -34,11 +34,12 @@ def forward(
     extra: tuple[Tensor, Tensor] | None,
     want_lse: bool,
     bound: float | None = None,
+    form: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """See `neighborhood.backends`."""
+    """See `neighborhood.backends`. form: a box of queries, None for what `choice.choose` finds."""
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32) if want_lse else None
-    box, width, threads = _box(q, k, v, rule), max(q.shape[-1], v.shape[-1]), torch.get_num_threads()
+    box, width, threads = form or _box(q, k, v, rule), max(q.shape[-1], v.shape[-1]), torch.get_num_threads()
     memory, extra = Memory(), _by_head(extra, width)
     with alone():
         for here in inside(rule):
@@ -53,6 +54,14 @@ def choose(
 ) -> Choice:
     """See `neighborhood.backends`."""
     return choice.choose(rule, grid, heads, kv_heads, dim, v_dim, torch.get_num_threads())
+
+
+def candidates(
+    rule: Rule, grid: tuple[int, ...], heads: int, kv_heads: int, dim: int, v_dim: int, dtype: torch.dtype
+) -> list[Candidate]:
+    """See `neighborhood.backends`; predicted: in microseconds of a core."""
+    found = sorted(choice.candidates(rule, grid, heads, kv_heads, dim, v_dim))
+    return [Candidate("x".join(map(str, box)), choice.visited(rule, grid, box), us, box) for us, box in found]
 
 
 def _box(q, k, v, rule):

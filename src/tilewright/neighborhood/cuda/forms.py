@@ -172,10 +172,14 @@ def choose(rule: Rule, grid: tuple[int, ...], heads: int, head_dim: int, dtype: 
     def predicted(form):
         return cost(rule, grid, form, heads, MULTIPROCESSORS)
 
-    best = min(candidates(rule, grid, head_dim, dtype), key=predicted)
-    if not work(rule, grid, best).single:
-        return best
-    return min((replace(best, run=run) for run in _RUNS), key=predicted)
+    return with_run(rule, grid, min(candidates(rule, grid, head_dim, dtype), key=predicted), heads)
+
+
+def with_run(rule: Rule, grid: tuple[int, ...], form: Form, heads: int) -> Form:
+    """A form with as many boxes a program as are predicted to take the least time."""
+    if not work(rule, grid, form).single:
+        return form
+    return min((replace(form, run=run) for run in _RUNS), key=lambda one: cost(rule, grid, one, heads, MULTIPROCESSORS))
 
 
 @lru_cache(1024)

@@ -10,7 +10,7 @@ import torch
 
 from tilewright.core.errors import DeviceError
 from tilewright.devices.cuda.launcher import CachedLaunch, fitting
-from tilewright.neighborhood.boxes import Choice
+from tilewright.neighborhood.boxes import Candidate, Choice
 from tilewright.neighborhood.cuda import forms, kernels
 from tilewright.neighborhood.rule import Rule
 
@@ -114,8 +114,23 @@ def choose(
 ) -> Choice:
     """See `neighborhood.backends`. Padded rows and keys count as visited."""
     form = forms.choose(rule, grid, heads, dim, dtype)
+    return Choice(form.box, _visited(rule, grid, form), None)
+
+
+def candidates(
+    rule: Rule, grid: tuple[int, ...], heads: int, kv_heads: int, dim: int, v_dim: int, dtype: torch.dtype
+) -> list[Candidate]:
+    """See `neighborhood.backends`; predicted: by `forms.cost`."""
+    chosen = forms.choose(rule, grid, heads, dim, dtype)
+    others = {forms.with_run(rule, grid, form, heads) for form in forms.candidates(rule, grid, dim, dtype)} - {chosen}
+    costs = {form: forms.cost(rule, grid, form, heads, forms.MULTIPROCESSORS) for form in (chosen, *others)}
+    in_order = [chosen, *sorted(others, key=lambda form: (costs[form], form.name))]
+    return [Candidate(form.name, _visited(rule, grid, form), costs[form], form) for form in in_order]
+
+
+def _visited(rule, grid, form):
     work = forms.work(rule, grid, form)
-    return Choice(form.box, work.boxes * math.prod(form.box) * work.steps * form.step_keys, None)
+    return work.boxes * math.prod(form.box) * work.steps * form.step_keys
 
 
 def _extra_gradients(q, extra, lse, delta, grad, scale):
