@@ -142,6 +142,15 @@ def test_a_compiled_layer_is_one_graph_and_sees_what_is_written_to_its_table():
 
 
 @torch.no_grad()
+def test_a_compiler_brings_tokens_into_plan_order_before_any_call():
+    made, x = layer(), torch.randn(1, 36, 36)
+    compiled = torch.compile(
+        lambda x: made.attention.leave(2 * made.attention.enter(x, (5, 7)), (5, 7)), fullgraph=True, backend="eager"
+    )
+    torch.testing.assert_close(compiled(x), 2 * x)
+
+
+@torch.no_grad()
 def test_layers_with_biases_of_one_form_share_what_is_compiled_of_one():
     layers, x = [layer(bias=True) for _ in range(3)], torch.randn(1, 36, 36)
     expected = [made(x) for made in layers]

@@ -155,6 +155,12 @@ class Site:
     def _back(self):
         return apart.made(torch.argsort, self.order)
 
+    def make(self, device: torch.device | None) -> None:
+        """Make what `enter` and `leave` look for on a device: a compiler cannot follow how."""
+        if self.order is not None and device is not None:
+            for name in ("order", "_back"):
+                resident(self, name, device)
+
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens x [B, N, C] in the site's order; once, at the entry of a stage."""
         return x if self.order is None else x.index_select(1, resident(self, "order", x.device))

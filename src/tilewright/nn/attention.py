@@ -95,7 +95,10 @@ class Patterned:
     @_internals.constant
     def _ready(self, grid, dtype=None, device=None):
         """Make the site, or the plan, before a compiler looks for it: it cannot follow how."""
-        apart.made(*((self.site, grid) if dtype is None else (self.plan, grid, dtype, device)))
+        if dtype is None:
+            apart.made(self.site, grid).make(device)
+        else:
+            apart.made(self.plan, grid, dtype, device)
         return True
 
     def _plan(self, grid, dtype, device):
@@ -107,10 +110,14 @@ class Patterned:
 
     def enter(self, x: Any, grid: tuple[int, ...]) -> torch.Tensor:
         """Tokens x [B, N, C] in plan order."""
+        if torch.compiler.is_dynamo_compiling():
+            self._ready(grid, None, x.device)
         return x if self.full else self.site(grid).enter(x)
 
     def leave(self, x: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
         """Undo `enter`."""
+        if torch.compiler.is_dynamo_compiling():
+            self._ready(grid, None, x.device)
         return x if self.full else self.site(grid).leave(x)
 
     def attend(
