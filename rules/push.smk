@@ -31,10 +31,10 @@ rule push_map:
     wildcard_constraints:
         app="|".join(CONFIG.push.apps),
         memory="|".join(CONFIG.push.memories),
-    conda:
-        environment("cpu")
     # Of the three, one waits for the other: a long chain that begins late ends alone.
     priority: 1
+    conda:
+        environment("cpu")
     resources:
         mem_mb=mem_mb(lambda wildcards: 1 << 20),
         runtime=runtime(lambda wildcards: 1 << 20),
@@ -56,9 +56,9 @@ rule push_configure:
     wildcard_constraints:
         app="|".join(CONFIG.push.apps),
         memory="|".join(CONFIG.push.memories),
+    priority: 1
     conda:
         environment("cpu")
-    priority: 1
     resources:
         mem_mb=mem_mb(lambda wildcards: 1 << 20),
         runtime=runtime(lambda wildcards: 1 << 20),
@@ -81,9 +81,9 @@ rule push_run:
     wildcard_constraints:
         app="|".join(CONFIG.push.apps),
         memory="|".join(CONFIG.push.memories),
+    priority: 1
     conda:
         environment("cpu")
-    priority: 1
     resources:
         mem_mb=mem_mb(lambda wildcards: 1 << 20),
         runtime=runtime(lambda wildcards: 1 << 20),
