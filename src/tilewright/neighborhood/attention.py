@@ -137,17 +137,15 @@ def run(tensors: tuple, rule: Rule, scale: float, lse: bool, bound: float | None
     else:
         out, sums = (operators.differentiated if recorded else operators.attend)(*given)
         if not recorded and key is not None:
-            _keep(known, key, tensors, rule, scale, lse, bound)
+            _keep(known, key, tensors, given[5:], lse)
     return (out, sums) if lse else out
 
 
-def _keep(known, key, tensors, rule, scale, lse, bound):
+def _keep(known, key, tensors, setting, lse):
     """Keep what attends such tensors, where the kernels take them as they are."""
     q, k, v, k_extra, _ = tensors
-    if k_extra is not None or not all(x.numel() and x.stride(-1) == 1 for x in (q, k, v)):
+    if k_extra is not None or (forward := operators.prepared(q, k, v, *setting)) is None:
         return
-    launches = operators.launches(q.device.type)
-    forward = launches.prepared(q, k, v, rule, scale, lse, bound)
 
     def call(q, k, v):
         found = forward(q, k, v)

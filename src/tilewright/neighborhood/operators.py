@@ -5,6 +5,7 @@ needs nothing beside it. Its last argument says what becomes of the log-sum-exps
 them (`KEPT_LSE`), or the caller, too (`LSE`).
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
@@ -38,7 +39,7 @@ def launches(kind: str) -> ModuleType:
 
 
 _rule = lru_cache(1024)(rules.from_ints)
-# Calls of late without extra tokens, by their arguments but for tensors: of some layouts of these each.
+# What `prepared` found of late, by its arguments but for tensors: for some layouts of these each.
 _prepared = Recent(256, 8)
 
 
@@ -54,25 +55,33 @@ def attend(
     bound: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Attention and log-sum-exps, [0] without; see `backends`. Results are contiguous."""
-    key = None if k_extra is not None else (*rule, scale, lse, bound)
+    if k_extra is None and (call := prepared(q, k, v, rule, scale, lse, bound)) is not None:
+        out, sums = call(q, k, v)
+    elif not q.numel() or not v.numel():
+        return _fake_attend(q, k, v, k_extra, v_extra, rule, scale, lse, bound)
+    else:
+        given, extra = tuple(map(_rows, (q, k, v))), None
+        if k_extra is not None and v_extra is not None and k_extra.shape[1]:
+            extra = _rows(k_extra), _rows(v_extra)
+        forward = launches(q.device.type).forward
+        out, sums = forward(*given, _rule(tuple(rule)), scale, extra, lse != NO_LSE, bound)
+    return out, out.new_empty(0, dtype=torch.float32) if sums is None else sums
+
+
+def prepared(
+    q: Tensor, k: Tensor, v: Tensor, rule: tuple[int, ...], scale: float, lse: int, bound: float | None
+) -> Callable | None:
+    """``callable(q, k, v) -> (out, lse or None)`` for tensors of these layouts, kept for the next time; None where they
+    are empty or are to be copied."""
+    key = *rule, scale, lse, bound
     for same, call in _prepared.get(key):
         if same(q, k, v):
-            return _both(*call(q, k, v))
-    if not q.numel() or not v.numel():
-        return _fake_attend(q, k, v, k_extra, v_extra, rule, scale, lse, bound)
-    given, extra = tuple(map(_rows, (q, k, v))), None
-    if k_extra is not None and v_extra is not None and k_extra.shape[1]:
-        extra = _rows(k_extra), _rows(v_extra)
-    module, found = launches(q.device.type), _rule(tuple(rule))
-    if key is not None and all(x is y for x, y in zip(given, (q, k, v), strict=True)):
-        call = module.prepared(*given, found, scale, lse != NO_LSE, bound)
-        _prepared.add(key, (qkv.same_layout(*given), call))
-        return _both(*call(*given))
-    return _both(*module.forward(*given, found, scale, extra, lse != NO_LSE, bound))
-
-
-def _both(out, sums):
-    return out, out.new_empty(0, dtype=torch.float32) if sums is None else sums
+            return call
+    if not all(x.numel() and _rows(x) is x for x in (q, k, v)):
+        return None
+    call = launches(q.device.type).prepared(q, k, v, _rule(tuple(rule)), scale, lse != NO_LSE, bound)
+    _prepared.add(key, (qkv.same_layout(q, k, v), call))
+    return call
 
 
 def _fake_attend(q, k, v, k_extra, v_extra, rule, scale, lse, bound):

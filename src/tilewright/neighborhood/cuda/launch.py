@@ -53,29 +53,32 @@ def forward(
     """``(result [B, *grid, H, channels of v], natural log-sum-exps [B, *grid, H] in float32 or None)``.
 
     q, k, v: [B, *grid, heads, channels] on one device, of one type, checked; the last stride is 1. bound: that no
-    scaled score exceeds, None where none is known. form: None for what
-    `forms.choose` finds. Raises `DeviceError` for more programs than a launch has.
+    scaled score exceeds, None where none is known. form: None for what `forms.choose` finds. Raises `DeviceError` for
+    more programs than a launch has.
     """
-    if q.dtype == torch.float16:
-        # Weights far below the bound are none in this type.
-        bound = None
-    form = form or forms.choose(rule, tuple(q.shape[1:-2]), q.shape[0] * q.shape[-2], q.shape[-1], q.dtype)
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device) if want_lse else None
-    launch = _forward(Setting(rule, scale, extra is not None, want_lse, (form,), bound), q.device)
-    return launch(q, k, v, q if lse is None else lse, *(extra or (k, v))), lse
+    return _caller(q, rule, scale, extra is not None, want_lse, bound, form)(q, k, v, *(extra or (k, v)))
 
 
 def prepared(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, scale: float, want_lse: bool, bound: float | None
 ) -> Callable:
     """See `backends`."""
-    form = forms.choose(rule, tuple(q.shape[1:-2]), q.shape[0] * q.shape[-2], q.shape[-1], q.dtype)
-    bound = None if q.dtype == torch.float16 else bound
-    launch = _forward(Setting(rule, scale, False, want_lse, (form,), bound), q.device)
+    call = _caller(q, rule, scale, False, want_lse, bound)
+    return lambda q, k, v: call(q, k, v, k, v)
 
-    def call(q, k, v):
+
+def _caller(q, rule, scale, extra, want_lse, bound, form=None):
+    """``callable(q, k, v, extra keys, extra values) -> (result, log-sum-exps or None)`` for tensors like `q`; without
+    `extra` the last two are not read."""
+    if q.dtype == torch.float16:
+        # Weights far below the bound are none in this type.
+        bound = None
+    form = form or forms.choose(rule, tuple(q.shape[1:-2]), q.shape[0] * q.shape[-2], q.shape[-1], q.dtype)
+    launch = _forward(Setting(rule, scale, extra, want_lse, (form,), bound), q.device)
+
+    def call(q, k, v, more_k, more_v):
         lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device) if want_lse else None
-        return launch(q, k, v, q if lse is None else lse, k, v), lse
+        return launch(q, k, v, q if lse is None else lse, more_k, more_v), lse
 
     return call
 
@@ -105,10 +108,6 @@ def backward(
     return dq, dk, dv, *of_extra
 
 
-# Scores of extra keys that are held at a time.
-_HELD = 1 << 24
-
-
 def choose(
     rule: Rule, grid: tuple[int, ...], heads: int, kv_heads: int, dim: int, v_dim: int, dtype: torch.dtype
 ) -> Choice:
@@ -131,6 +130,10 @@ def candidates(
 def _visited(rule, grid, form):
     work = forms.work(rule, grid, form)
     return work.boxes * math.prod(form.box) * work.steps * form.step_keys
+
+
+# Scores of extra keys that are held at a time.
+_HELD = 1 << 24
 
 
 def _extra_gradients(q, extra, lse, delta, grad, scale):
@@ -294,19 +297,7 @@ def _start_queries(setting, q, k, v, out, grad, lse, delta, more_k, more_v):
     programs = _programs(boxes, heads * residues, q.shape[0])
     with fitting(f"gradients of neighborhood {form.name}"):
         compiled = kernels.tilewright_neighborhood_queries[programs](
-            dq,
-            q,
-            k,
-            v,
-            out,
-            grad,
-            lse,
-            delta,
-            more_k,
-            more_v,
-            *arguments,
-            num_warps=form.num_warps,
-            maxnreg=form.registers,
+            dq, q, k, v, out, grad, lse, delta, more_k, more_v, *arguments, **form.options
         )
     return dq, compiled, programs, arguments
 
