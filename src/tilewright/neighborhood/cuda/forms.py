@@ -150,7 +150,7 @@ def candidates(rule: Rule, grid: tuple[int, ...], head_dim: int, dtype: torch.dt
     return found
 
 
-def cost(rule: Rule, grid: tuple[int, ...], form: Form, heads: int, multiprocessors: int) -> float:
+def cost(rule: Rule, grid: tuple[int, ...], form: Form, heads: int) -> float:
     """The time that a form is predicted to take, in steps of a box of 64 queries on one multiprocessor.
 
     heads: of all images.
@@ -161,25 +161,22 @@ def cost(rule: Rule, grid: tuple[int, ...], form: Form, heads: int, multiprocess
     one = form.run * (seen.steps + _BOX + _PART * parts) + _PROGRAM
     walked = -(-grid[form.walk] // (form.box[form.walk] * rule.dilation[form.walk]))
     programs = seen.boxes / walked * -(-walked // form.run) * heads
-    waves = programs / (multiprocessors * slots(form))
+    waves = programs / (MULTIPROCESSORS * slots(form))
     return (waves if waves > _WAVES else math.ceil(waves)) * slots(form) * one * step
 
 
 @lru_cache(1024)
 def choose(rule: Rule, grid: tuple[int, ...], heads: int, head_dim: int, dtype: torch.dtype) -> Form:
     """The form that is predicted to take the least time; heads: of all images."""
-
-    def predicted(form):
-        return cost(rule, grid, form, heads, MULTIPROCESSORS)
-
-    return with_run(rule, grid, min(candidates(rule, grid, head_dim, dtype), key=predicted), heads)
+    found = candidates(rule, grid, head_dim, dtype)
+    return with_run(rule, grid, min(found, key=lambda form: cost(rule, grid, form, heads)), heads)
 
 
 def with_run(rule: Rule, grid: tuple[int, ...], form: Form, heads: int) -> Form:
     """A form with as many boxes a program as are predicted to take the least time."""
     if not work(rule, grid, form).single:
         return form
-    return min((replace(form, run=run) for run in _RUNS), key=lambda one: cost(rule, grid, one, heads, MULTIPROCESSORS))
+    return min((replace(form, run=run) for run in _RUNS), key=lambda one: cost(rule, grid, one, heads))
 
 
 @lru_cache(1024)
@@ -189,7 +186,7 @@ def choose_backward(
     """Forms of the gradients of queries and of keys, whose boxes are of keys."""
     best = min(
         (form for form in candidates(rule, grid, head_dim, dtype) if prod(form.box) <= 64),
-        key=lambda form: cost(rule, grid, form, heads, MULTIPROCESSORS),
+        key=lambda form: cost(rule, grid, form, heads),
     )
     # More blocks of registers than forward.
     keys = 32 if dtype.itemsize == 2 and head_dim <= 64 else 16

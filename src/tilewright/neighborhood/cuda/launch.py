@@ -122,7 +122,7 @@ def candidates(
     """See `neighborhood.backends`; predicted: by `forms.cost`."""
     chosen = forms.choose(rule, grid, heads, dim, dtype)
     others = {forms.with_run(rule, grid, form, heads) for form in forms.candidates(rule, grid, dim, dtype)} - {chosen}
-    costs = {form: forms.cost(rule, grid, form, heads, forms.MULTIPROCESSORS) for form in (chosen, *others)}
+    costs = {form: forms.cost(rule, grid, form, heads) for form in (chosen, *others)}
     in_order = [chosen, *sorted(others, key=lambda form: (costs[form], form.name))]
     return [Candidate(form.name, _visited(rule, grid, form), costs[form], form) for form in in_order]
 
