@@ -141,7 +141,7 @@ def _checked(tokens, settings):
     launch, found = launches(tokens.place), tokens.layer
     begin = time.perf_counter()
     sizes = {"heads": found.heads, "head_dim": found.head_dim, "dtype": tokens.dtype, "device": tokens.place}
-    chosen = neighborhood.plan(found.grid, found.rule.window, **_rest(tokens.arguments), **sizes)
+    chosen = neighborhood.plan(found.grid, **tokens.arguments, **sizes)
     assert chosen.choice is not None
     plan_us = (time.perf_counter() - begin) * 1e6
     with lock.untimed():
@@ -162,10 +162,6 @@ def _checked(tokens, settings):
             yield tokens.skipped(f"a grid of {tokens.count:,} tokens; it is run on {most:,} at most", provider=name)
         else:
             yield from _contender(name, tokens)
-
-
-def _rest(arguments):
-    return {name: value for name, value in arguments.items() if name != "window"}
 
 
 def _contender(name, tokens):
