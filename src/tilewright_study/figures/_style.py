@@ -171,6 +171,12 @@ def log_ticks(axis, values):
     axis.set_ticks([], minor=True)
 
 
+def ratio_ticks(axis):
+    """Label a logarithmic axis of ratios near 1."""
+    low, high = axis.get_view_interval()
+    log_ticks(axis, [tick for tick in (0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4) if low <= tick <= high])
+
+
 def plain_ticks(axis, most=6):
     """Label a logarithmic axis with plain numbers: at 1, 2 and 5 of each decade, or only at 1 where there are many."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator

@@ -13,7 +13,6 @@ from tilewright_study.figures import _palette, _style
 
 # How far marks of a row stand apart, at most.
 _SPREAD = 0.32
-_TICKS = (0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4)
 
 
 def needs(config):
@@ -48,8 +47,7 @@ def draw(inputs):
     axes.axvline(1, color=_palette.DENSE, linewidth=1)
     axes.set_yticks(range(len(rivals)), [table_policy.RIVALS[rival] for rival in rivals])
     axes.set(ylim=(len(rivals) - 0.5, -0.5), xscale="log", xlabel="time over that of the integer program's schedule")
-    low, high = axes.get_xlim()
-    _style.log_ticks(axes.xaxis, [tick for tick in _TICKS if low <= tick <= high])
+    _style.ratio_ticks(axes.xaxis)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     _style.head(drawn, _found(medians, frame))

@@ -22,13 +22,16 @@ def draw(inputs):
     axes.axvline(1, color=_palette.BLUE, linewidth=2)
     places = [layers.index(case) for case in others["case"]]
     axes.plot(others["over_chosen"], places, linestyle="", marker="o", markersize=4.5, alpha=0.6, color=_palette.DENSE)
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     best = others.loc[others.groupby("case")["over_chosen"].idxmin()]
     for x, case in zip(best["over_chosen"], best["case"], strict=True):
         box = others.loc[(others["case"] == case) & (others["over_chosen"] == x), "box"].iloc[0]
-        axes.annotate(box, (x, layers.index(case)), (5, 3), textcoords="offset points", color=_style.SOFT)
+        axes.annotate(
+            box, (x, layers.index(case)), (0, 5), textcoords="offset points", ha="center", color=_style.SOFT, bbox=white
+        )
     axes.set_yticks(range(len(layers)), layers)
     axes.set(xlabel="time over that of the chosen box (×)", xscale="log", ylim=(-0.6, len(layers) - 0.2))
-    _style.plain_ticks(axes.xaxis)
+    _style.ratio_ticks(axes.xaxis)
     _style.head(drawn, _finding(others))
     _style.notes(drawn, f"The fastest other box is named. {_read.devices(others)}, {others['dtype'].iloc[0]}.")
     return drawn
