@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from helpers.gpu import TRITON_DEVICE
-from tilewright import reference
+from tilewright import neighborhood, reference
 from tilewright.core.errors import ConfigError, Unavailable
 from tilewright.integrations import diffusers as adapter
 from tilewright.integrations.diffusers import NeighborhoodProcessor
@@ -75,6 +75,26 @@ def test_it_attends_as_the_oracle(attention, tokens, fused, monkeypatch):
     out = reference.neighborhood(q, k, v, attention.kernel_size, scale=1.0)[0].flatten(-2)
     expected = nn.functional.linear(out, *(w.double() for w in attention.to_out[0].parameters()))
     assert found.shape == tokens.shape and (found.cpu() - expected).abs().max() <= 1e-5
+
+
+@torch.no_grad()
+def test_scores_stay_below_a_bound_that_follows_the_gains(attention, tokens, monkeypatch):
+    bounds, attend = [], neighborhood.attend
+
+    def record(*given, **named):
+        bounds.append(named["bound"])
+        return attend(*given, **named)
+
+    monkeypatch.setattr(neighborhood, "attend", record)
+    for factor in (1.0, 1.5, 100.0):
+        attention.norm_q.weight.mul_(factor)
+        NeighborhoodProcessor()(attention, tokens)
+        q, k, _ = (x.flatten(0, 4) for x in attention.project_qkv(tokens))
+        if factor == 100.0:
+            assert bounds.pop() is None
+        else:
+            assert float((q @ k.T).max()) <= bounds[-1] <= adapter.LARGEST_BOUND
+    assert bounds[1] == pytest.approx(1.5 * bounds[0])
 
 
 def test_gradients_go_by_the_modules_own_operations(attention, tokens, monkeypatch):

@@ -6,8 +6,10 @@ HunyuanVideo's of diffusers 0.35, take `tilewright.integrations.sdpa.Slices.atta
 ``decoder.set_attn_processor``.
 """
 
+from collections.abc import MutableMapping
 from operator import attrgetter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +30,13 @@ USED_FUSED = (
     *("to_q", "to_k", "to_v", "heads", "scale", "norm_q.weight", "norm_q.eps", "norm_k.weight", "norm_k.eps"),
     *("rope.base", "rope.rope_dim_split"),
 )
+NORMS = ("norm_q", "norm_k")
 # Devices with a kernel for the fused form.
 FUSED_ON = ("cuda",)
+# A row's largest score may be the bound below zero, and `neighborhood.attend` allows 80 from its bound.
+LARGEST_BOUND = 40.0
+# Of modules: what their gains were, and the bound of their scores. Read from the device once.
+_bounds: MutableMapping[nn.Module, tuple[list, float]] = WeakKeyDictionary()
 
 
 def register(name: str = "tilewright", **settings: Any) -> Any:
@@ -135,7 +142,8 @@ class NeighborhoodProcessor:
         fused = self.fused and hidden_states.device.type in FUSED_ON and not _recorded(attn, hidden_states)
         q, k, v = _projected(attn, hidden_states) if fused else attn.project_qkv(hidden_states)
         # Queries are scaled.
-        return attn.to_out[0](neighborhood.attend(q, k, v, attn.kernel_size, scale=1.0).flatten(-2))
+        out = neighborhood.attend(q, k, v, attn.kernel_size, scale=1.0, bound=_bound(attn))
+        return attn.to_out[0](out.flatten(-2))
 
 
 def _recorded(attn, x):
@@ -146,13 +154,33 @@ def _recorded(attn, x):
 def _projected(attn, x):
     """What ``attn.project_qkv(x)`` returns, with one kernel behind the projections."""
     _expect(attn, USED_FUSED)
-    norms, rope = (attn.norm_q, attn.norm_k), attn.rope
+    norms, rope = [getattr(attn, norm) for norm in NORMS], attn.rope
     if not all(isinstance(norm, nn.RMSNorm) for norm in norms):
         found = " and ".join(type(norm).__name__ for norm in norms)
         raise Unavailable(f"{type(attn).__name__}: expected norms RMSNorm of torch for fused=True, found {found}")
     q, k, v = (project(x).unflatten(-1, (attn.heads, -1)) for project in (attn.to_q, attn.to_k, attn.to_v))
     gains, eps = [norm.weight for norm in norms], [norm.eps for norm in norms]
     return *rotary(q, k, *gains, eps=eps, scale=attn.scale, split=rope.rope_dim_split, base=rope.base), v
+
+
+def _bound(attn):
+    """What no scaled score exceeds, or None where it is large or unknown: a normed head is at most ``sqrt(d)`` times
+    its largest gain long, and a rotation keeps that."""
+    if not all(_has(attn, f"{norm}.weight") and isinstance(getattr(attn, norm), nn.RMSNorm) for norm in NORMS):
+        return None
+    if torch.compiler.is_compiling() or not _has(attn, "scale"):
+        return None
+    gains = [getattr(attn, norm).weight for norm in NORMS]
+    # The version counts changes in place, which inference tensors do not have.
+    state = [(gain.data_ptr(), 0 if gain.is_inference() else gain._version) for gain in gains]
+    known, bound = _bounds.get(attn, (None, 0.0))
+    if known != state:
+        if gains[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        q, k = (float(gain.detach().abs().max()) for gain in gains)
+        bound = abs(attn.scale) * gains[0].numel() * q * k
+        _bounds[attn] = state, bound
+    return bound if bound <= LARGEST_BOUND else None
 
 
 def _expect(attn, names):
