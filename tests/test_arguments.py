@@ -284,7 +284,7 @@ TABLE = {
             **OPTIONS,
             "by": NAME,
             "mass": SHARE,
-            "keep": [*SHARE, None],
+            "keep": [*(x for x in SHARE if x is not SHARE[4]), (0.5, 0.5), [0.0], None],
             "threshold": SHARE,
             "always": ["a", 3, np.array(3), [3], [(1,)], [(5, 3)], [(0, 500)], [("a", "b")], [(-1, 3)], None],
             "lengths": LENGTHS,

@@ -187,7 +187,8 @@ def listed(target, codes, rule, capacity):
 def check_selection(target, codes, rule, capacity):
     keys, counts = listed(target, codes, rule, capacity)
     for place in np.ndindex(codes.shape[:3]):
-        right, count = oracle.select(codes[place].numpy(), rule)
+        of_head = rule._replace(count=rule.counts(codes.shape[1])[place[1]])
+        right, count = oracle.select(codes[place].numpy(), of_head)
         assert counts[place] == count
         if count >= UNKNOWN:
             # Some key at each place, so that none is read that is not there.
@@ -217,6 +218,8 @@ RULES = {
     "threshold that exceeds the capacity": Rule(code=200, most=50, always=((0, 5),)),
     "threshold that nothing reaches": Rule(code=0, least=7, most=64),
     "share": Rule(count=37, most=128, always=((149, 150),)),
+    "share of each head": Rule(count=(37, 90), least=40, most=128),
+    "mass, at most a share of each head": Rule(mass=0.9, count=(90, 20), most=128, always=((3, 7),)),
     "one key": Rule(count=1, least=0, most=64),
     "runs": Rule(mass=0.8, width=4, most=16, least=2),
     "runs, the last one short": Rule(count=7, width=4, most=16, always=((37, 38),)),

@@ -42,7 +42,7 @@ def predict(
     rows: int = 128,
     width: int = 1,
     mass: float | None = None,
-    keep: float | None = None,
+    keep: float | Iterable[float] | None = None,
     threshold: float | None = None,
     always: Iterable[tuple[int, int]] = (),
     text: tuple[int, int] = (0, 0),
@@ -71,9 +71,9 @@ def predict(
         Shares are summed over aligned runs of so many keys, which are listed whole.
     mass : float, optional
         List the keys with the largest shares that make up this much of a group's attention.
-    keep : float, optional
-        List this share of all keys, those with the largest shares. Beside `mass` or `threshold`, the most that they
-        list.
+    keep : float or iterable of float, optional
+        List this share of all keys, those with the largest shares: one number, or one for each head. Beside `mass` or
+        `threshold`, the most that they list.
     threshold : float, optional
         List the keys whose share is at least this much.
     always : iterable of (int, int)
@@ -122,9 +122,9 @@ def predict(
     >>> slices.attend(q, k, v, lists).shape
     torch.Size([1, 2, 512, 64])
     """
-    always, key = _ranges(always), None
+    always, keep, key = _ranges(always), _keeps(keep), None
     check_tensors(q=q, k=k)
-    for name, value in (("mass", mass), ("keep", keep), ("threshold", threshold)):
+    for name, value in (("mass", mass), ("threshold", threshold)):
         if value is not None and not is_share(value):
             raise ConfigError(f"{name}: expected a number in (0, 1], found {arguments.shown(value)}")
     least = None if least is None else arguments.whole("least", least, least=0)
@@ -181,6 +181,14 @@ def _ranges(always):
     return tuple(arguments.sizes("always", each, 2, least=0) for each in ranges)
 
 
+def _keeps(keep):
+    """Shares of the keys that are listed, a tuple of one or of one for each head. Raises `ConfigError` for others."""
+    shares = None if keep is None else arguments.each(keep) or (keep,)
+    if shares is not None and not all(map(is_share, shares)):
+        raise ConfigError(f"keep: expected a number in (0, 1], or one for each head, found {arguments.shown(keep)}")
+    return shares and tuple(map(float, shares))
+
+
 def _hashable(key):
     try:
         return key is not None and hash(key) is not None
@@ -217,7 +225,7 @@ def _predict(layout, *given):
 
 def _recorded(layout, q, k, lse, mask, lengths, by, stated, mass, keep, threshold, ranges, least, scale):
     """``(keys, counts, order, state)``, and what makes them for other tensors of these layouts, or None."""
-    plan = _planned(layout, q.shape[-1], by, stated, mass, keep, threshold, tuple(ranges), least)
+    plan = _planned(layout, q.shape[-1], by, stated, mass, keep and tuple(keep), threshold, tuple(ranges), least)
     tensors = _tensors(layout, q, plan, by, lse=lse, mask=mask)
     recorded = _recorder(q.device)
 
@@ -231,7 +239,7 @@ def _recorded(layout, q, k, lse, mask, lengths, by, stated, mass, keep, threshol
             inputs = _cut(layout, part, "q", queries), _cut(layout, part, "k", k)
             codes = plan.module.codes(chosen, *inputs, plan.params, scale=scale, **cut)
             lists = (_cut(layout, part, "lists", x) for x in (keys, counts))
-            chosen.select(codes, plan.rule, *lists, _cut(layout, part, "lengths", lengths))
+            chosen.select(codes, selection.part_rule(plan.rule, part), *lists, _cut(layout, part, "lengths", lengths))
             # Before those of the next part are made.
             del codes
             if tape is not None:
@@ -296,8 +304,11 @@ def _rule(layout, by, params, mass, keep, threshold, ranges, least):
     rule = rule._replace(always=_units(layout, ranges))
     needed["always and text" if layout.text else "always"] = rule.n_always
     if keep is not None:
-        rule = rule._replace(count=-(-math.ceil(keep * layout.keys) // layout.width))
-        needed["keep"] = rule.count
+        if len(keep) not in (1, layout.heads):
+            raise ConfigError(f"keep: expected a number, or one for each of {layout.heads} heads, found {len(keep)}")
+        counts = tuple(-(-math.ceil(share * layout.keys) // layout.width) for share in keep)
+        rule = rule._replace(count=counts if len(set(counts)) > 1 else counts[0])
+        needed["keep"] = max(counts)
     # A budget that holds one of them may be too small for another.
     name = max(needed, key=needed.__getitem__)
     if needed[name] > most:
@@ -418,7 +429,7 @@ def _fake_predict(layout: Layout, q, *_):
 operators.define(
     "predict",
     "Tensor q, Tensor k, Tensor? lse, Tensor? mask, Tensor? lengths, str by, str settings, "
-    "float? mass, float? keep, float? threshold, "
+    "float? mass, float[]? keep, float? threshold, "
     "int[] always, int? least, float scale",
     "(Tensor, Tensor, Tensor, Tensor)",
     _predict,

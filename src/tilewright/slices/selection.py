@@ -45,6 +45,8 @@ WEIGHTS = tuple(round(2 ** (31 - (i + 0.5) * BIN / OCTAVE)) for i in range(OCTAV
 MASS_UNIT = 2.0**-24
 # Bytes that codes and what they are made of may take at a time.
 WORKSPACE = 256 << 20
+# Above every number of units.
+MOST_UNITS = 2**31 - 1
 # Rows of codes begin at multiples of so many bytes.
 ALIGNED = 16
 
@@ -55,8 +57,8 @@ class Rule(NamedTuple):
     Units are aligned runs of `width` keys, which are listed whole; the code of a run is that of the sum of its shares.
     mass: as many units as make up this share of the group's attention, or None.
     code: units of this code or a smaller one, or None.
-    count: so many units, or None. One of mass, code and count is stated; beside mass or code, count is the most that
-        these list.
+    count: so many units, a number for each head where they differ, or None. One of mass, code and count is stated;
+        beside mass or code, count is the most that these list.
     least: units of a group whatever the rule says. most: units that a list has room for.
     always: ranges ``(first, end)`` of units that are listed whatever their codes, in order, apart from each other. They
         count, and so does their mass.
@@ -67,7 +69,7 @@ class Rule(NamedTuple):
     width: int = 1
     mass: float | None = None
     code: int | None = None
-    count: int | None = None  # type: ignore[assignment]  # in place of the method of tuples
+    count: int | tuple[int, ...] | None = None  # type: ignore[assignment]  # in place of the method of tuples
     least: int = 0
     most: int = 0
     always: tuple[tuple[int, int], ...] = ()
@@ -78,6 +80,11 @@ class Rule(NamedTuple):
     def mass_units(self) -> int:
         """`mass` in units of `MASS_UNIT`."""
         return round((self.mass or 0) / MASS_UNIT)
+
+    def counts(self, heads: int) -> tuple[int, ...]:
+        """`count` of each of so many heads; for None a number above all others."""
+        count = MOST_UNITS if self.count is None else self.count
+        return count if isinstance(count, tuple) else (count,) * heads
 
     @property
     def n_always(self) -> int:
@@ -124,6 +131,11 @@ def part_layout(layout: "Layout", part: Part) -> "Layout":
     )
     first = (part.groups.start or 0) * layout.rows
     return layout._replace(batch=batch, heads=heads, queries=min(groups * layout.rows, layout.queries - first))
+
+
+def part_rule(rule: Rule, part: Part) -> Rule:
+    """The `Rule` of a part by itself."""
+    return rule._replace(count=rule.count[part.heads]) if isinstance(rule.count, tuple) else rule
 
 
 def padded(n: int) -> int:

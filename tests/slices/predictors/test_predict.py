@@ -173,6 +173,22 @@ def test_a_share_of_the_keys_fits_a_budget_of_that_share(width, n):
         assert lists.counts.min() >= min(share * n, n - width + 1)
 
 
+@pytest.mark.parametrize("parts", [None, 1], ids=["at once", "in parts"])
+@pytest.mark.parametrize("width", [1, 16])
+def test_a_head_may_keep_a_share_of_its_own(width, parts, device, monkeypatch):
+    q, k = inputs(device)
+    stated = {"rows": 32, "width": width, "budget": 0.6, "least": 0}
+    expected = [slices.predict(q[:, [h]], k[:, [h]], keep=keep, **stated) for h, keep in enumerate((0.6, 0.1))]
+    if parts is not None:
+        monkeypatch.setattr(selection, "WORKSPACE", parts)
+        prediction._planned.cache_clear()
+    lists = slices.predict(q, k, keep=(0.6, 0.1), **stated)
+    prediction._planned.cache_clear()
+    assert torch.equal(lists.counts, torch.cat([each.counts for each in expected], 1))
+    for h, each in enumerate(expected):
+        assert torch.equal(lists.pack()[:, [h]], each.pack())
+
+
 def test_lists_of_predicted_keys_are_attended_to(device):
     q, k = inputs(device)
     v = tokens(2, 2, N_K, 64, seed=9, device=device)
@@ -321,7 +337,9 @@ def small(**stated):
         ({}, ConfigError, "^expected one of mass, threshold and keep, .*, found none$"),
         ({"mass": 0.5, "threshold": 0.5}, ConfigError, "^expected .*, found mass, threshold$"),
         ({"mass": 0.0}, ConfigError, r"^mass: expected a number in \(0, 1\], found 0"),
-        ({"keep": 1.5}, ConfigError, r"^keep: expected a number in \(0, 1\], found 1.5"),
+        ({"keep": 1.5}, ConfigError, r"^keep: expected a number in \(0, 1\], or one for each head, found 1.5$"),
+        ({"keep": (0.3, 0)}, ConfigError, r"^keep: expected a number in \(0, 1\], or one for .*, found \(0.3, 0\)$"),
+        ({"keep": (0.3, 0.2)}, ConfigError, "^keep: expected a number, or one for each of 1 heads, found 2$"),
         ({"threshold": float("nan")}, ConfigError, r"^threshold: expected a number in \(0, 1\], found nan"),
         ({"mass": 0.5, "budget": 0}, PatternError, r"^budget: expected a share of the keys in \(0, 1\], found 0"),
         ({"mass": 0.5, "budget": 1.1}, PatternError, r"^budget: .*found 1.1"),

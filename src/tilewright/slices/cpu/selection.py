@@ -132,13 +132,18 @@ class Selection:
         """See `selection`."""
         for b, n in enumerate(self._lengths(lengths)):
             rows, lists, found = codes[b, ..., :n].flatten(0, 1), keys[b].view(-1, keys.shape[-1]), counts[b].view(-1)
-            at_once = max(1, COUNTED // n)
+            at_once, most = max(1, COUNTED // n), self._most(rule)
             for lo in range(0, len(rows), at_once):
                 taken = slice(lo, lo + at_once)
-                found[taken] = _select(rows[taken], rule, lists[taken])
+                found[taken] = _select(rows[taken], rule, most[taken], lists[taken])
         if lengths is not None:
             counts[(lengths < 1) | (lengths > self.layout.keys)] = NO_LENGTH
         keys[counts >= UNKNOWN] = 0
+
+    def _most(self, rule):
+        """int64 [H * G]: the most units that a rule lists of each group."""
+        each = torch.tensor(rule.counts(self.layout.heads), dtype=torch.int64, device=self._device)
+        return each.repeat_interleave(self.layout.groups)
 
 
 def means(x: torch.Tensor, n: int) -> torch.Tensor:
@@ -204,8 +209,8 @@ def _weights(free, device):
     return torch.tensor(weights, dtype=torch.int64, device=device)
 
 
-def _select(codes, rule, keys):
-    """Write the lists of rows of codes [R, N] to keys [R, capacity]; their counts int32 [R]."""
+def _select(codes, rule, most, keys):
+    """Write the lists of rows of codes [R, N], of at most int64 [R] units, to keys [R, capacity]; counts int32 [R]."""
     n_keys = codes.shape[1]
     if rule.width > 1:
         codes = _runs(codes, rule.width)
@@ -214,7 +219,7 @@ def _select(codes, rule, keys):
     for first, end in rule.always:
         always[first:end] = True
     unknown = (codes == CODES - 1).all(1)
-    taken, asked = _taken(codes, rule, always)
+    taken, asked = _taken(codes, rule, most, always)
     if rule.width > 1:
         taken = taken.repeat_interleave(rule.width, 1)[:, :n_keys]
         asked = torch.where(asked > rule.most, asked * rule.width, taken.sum(1))
@@ -225,7 +230,7 @@ def _select(codes, rule, keys):
     return asked if rule.known else torch.where(unknown, UNKNOWN, asked)
 
 
-def _taken(codes, rule, always):
+def _taken(codes, rule, most, always):
     """``(bool [R, N], the units that the rule asks for [R])``."""
     # Fewer than the rule says where a batch entry is shorter.
     n_always = int(always.sum())
@@ -244,8 +249,7 @@ def _taken(codes, rule, always):
         asked = n_always + upto[:, rule.code]
     else:
         asked = torch.full_like(upto[:, 0], codes.shape[1])
-    most = codes.shape[1] if rule.count is None else rule.count
-    asked = asked.clamp(max=most).clamp(min=max(min(rule.least, codes.shape[1]), n_always))
+    asked = torch.minimum(asked, most).clamp(min=max(min(rule.least, codes.shape[1]), n_always))
     fit = asked.clamp(max=rule.most)
     # The last code of which units are taken, and how many of them.
     wanted = fit - n_always

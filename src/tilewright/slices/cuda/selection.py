@@ -128,7 +128,8 @@ class Selection:
         known = self._all(self.layout.keys) if lengths is None else lengths
         if rule.width > 1:
             codes = self._launch("_start_runs", rule.width)(codes, known)
-        self._launch("_start_select", rule)(keys, counts, codes, known, self._always(rule.always))
+        counted = self._numbers(rule.counts(self.layout.heads))
+        self._launch("_start_select", rule)(keys, counts, codes, known, self._always(rule.always), counted)
 
     def _form(self, x):
         """The `Config` for tokens of a type."""
@@ -147,15 +148,18 @@ class Selection:
 
     def _always(self, ranges):
         """int32 [2 * ranges]: ranges of units, one of none where there are none."""
-        return lasting(self._always_of(ranges))
+        return self._numbers(number for one in ranges or ((0, 0),) for number in one)
 
     def _all(self, n_keys):
         """Lengths of batch entries that have all keys."""
         return lasting(self._all_of(n_keys))
 
+    def _numbers(self, numbers):
+        """int32 [n] of integers."""
+        return lasting(self._numbers_of(tuple(numbers)))
+
     @lru_cache(KEYS)  # noqa: B019
-    def _always_of(self, ranges):
-        numbers = [number for one in ranges or ((0, 0),) for number in one]
+    def _numbers_of(self, numbers):
         made = partial(torch.tensor, numbers, dtype=torch.int32, device=self._device)
         return lasting_memory(self._device, made)
 
@@ -276,20 +280,19 @@ class Selection:
         compiled = selection_kernels.tilewright_slice_runs[(grid,)](runs, codes, lengths, *arguments)
         return runs, compiled, grid, arguments
 
-    def _start_select(self, rule, keys, counts, codes, lengths, always):
+    def _start_select(self, rule, keys, counts, codes, lengths, always, counted):
         units = codes.shape[3]
         stated = (
             0 if rule.mass is None else rule.mass_units,
             -1 if rule.code is None else rule.code,
-            2**31 - 1 if rule.count is None else rule.count,
         )
         of_entry = self._lists // self.layout.batch
-        sizes = (self.layout.keys, of_entry, len(rule.always), *stated, rule.least, rule.most)
+        sizes = (self.layout.keys, of_entry, self.layout.groups, len(rule.always), *stated, rule.least, rule.most)
         chosen_by = (rule.mass is not None, rule.code is not None, bool(rule.always), rule.free, rule.known, rule.width)
         least = triton.next_power_of_2(math.ceil(units / selection_kernels.MOST_BLOCKS))
         block = min(max(64, COUNTED // rule.width, least), max(64, triton.next_power_of_2(units)))
         arguments = (*sizes, keys.shape[-1], codes.stride(2), *chosen_by, block)
         compiled = selection_kernels.tilewright_slice_select[(self._lists,)](
-            keys, counts, codes, lengths, always, *arguments, num_warps=COUNT_WARPS
+            keys, counts, codes, lengths, always, counted, *arguments, num_warps=COUNT_WARPS
         )
         return keys, compiled, self._lists, arguments

@@ -338,10 +338,10 @@ def tilewright_slice_runs(
     tl.store(run_ptr + row * stride_r + unit, b_r.to(tl.int32).to(tl.uint8), mask=unit < stride_r)
 
 
-@triton.jit(do_not_specialize=["n_keys", "of_entry", "n_always", "mass", "code", "count", "least", "most"])
+@triton.jit(do_not_specialize=["n_keys", "of_entry", "of_head", "n_always", "mass", "code", "least", "most"])
 def tilewright_slice_select(
-    key_ptr, count_ptr, code_ptr, length_ptr, always_ptr, n_keys, of_entry, n_always, mass, code, count, least, most,
-    capacity, stride_c,
+    key_ptr, count_ptr, code_ptr, length_ptr, always_ptr, counted_ptr, n_keys, of_entry, of_head, n_always, mass, code,
+    least, most, capacity, stride_c,
     BY_MASS: tl.constexpr, BY_CODE: tl.constexpr, ALWAYS: tl.constexpr, FREE: tl.constexpr, KNOWN: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -350,7 +350,8 @@ def tilewright_slice_select(
     key_ptr: int32 [groups in all, capacity]. count_ptr: int32 [groups in all]. code_ptr: uint8, rows of codes stride_c
     apart, a multiple of 4. length_ptr: int32 [batch], of n_keys keys those that each entry has; none for a number out
     of range. always_ptr: int32 [2 * n_always], ranges of units that are always listed; ALWAYS: there are some.
-    of_entry: groups of an entry. BLOCK_N: units at a time, a multiple of 4. Codes are read four to a word.
+    counted_ptr: int32 [heads], the rule's count of each head. of_entry, of_head: groups of an entry, of a head.
+    BLOCK_N: units at a time, a multiple of 4. Codes are read four to a word.
     """
     row = tl.program_id(0).to(tl.int64)
     code_ptr += row * stride_c
@@ -368,6 +369,7 @@ def tilewright_slice_select(
         code, others = _code_of_mass(code_ptr, always_ptr, n_units, n_always, mass, ALWAYS, FREE, BLOCK_N)
     elif BY_CODE:
         others = _count_others(code_ptr, always_ptr, n_units, n_always, code, ALWAYS, BLOCK_N)
+    count = tl.load(counted_ptr + row % of_entry // of_head)
     cap = tl.minimum(count, n_units)
     if BY_MASS or BY_CODE:
         count = in_always + others
