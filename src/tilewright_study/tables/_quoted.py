@@ -14,6 +14,7 @@ from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
 from tilewright_study.experiments.attention import table_policy_summary, table_speedup
 from tilewright_study.experiments.gains import WAYS, table_gains
+from tilewright_study.experiments.neighborhood import table_neighborhood
 from tilewright_study.experiments.networks import table_end_to_end, table_network_plans
 from tilewright_study.experiments.networks.claims import beside_paper
 from tilewright_study.experiments.pruned import table_pruned
@@ -56,18 +57,20 @@ PRUNED = [
 ]
 # README's rows, lost ones among them: words, device, kind of row, and the case.
 HEADLINE = [
+    ("neighbourhood attention, 15² of 256² tokens, 6 × 64", "h200", "neighborhood", "256x256-w15-6x64"),
+    ("neighbourhood attention, 11³ of 24×48×48 tokens, 4 × 64", "h200", "neighborhood", "24x48x48-w11-4x64"),
     ("attention, 15×15 windows + global, 16,385 tokens, 6 × 64", "h200", "attention", "vil-medium-wide-1024-s2-exact"),
-    ("attention, 1,024 windows of 50 tokens, 3 × 32", "h200", "attention", "regionvit-small-896-s1-windows"),
     ("attention, 30 % of 16,384 tokens kept, training mask, 6 × 64", "h200", "attention", "dynamicvit-s-2048-b1"),
     ("network, ViL-tiny, 1024 px, batch 8, called", "h200", "networks", ("vil-tiny-1024", 8, "")),
     ("network, DynamicViT-S, 224 px, batch 1, called", "h200", "networks", ("dynamicvit-s-224", 1, "")),
-    ("the same, as a CUDA graph", "h200", "networks", ("dynamicvit-s-224", 1, "_graph")),
     ("network, DeiT-S keeping 30 to 70 %, batch 256", "h200", "pruned", ("deit-small-224-threshold_l2", _RANGE, 256)),
     ("attention, ViL-tiny stage 1, 384 px, 9,217 tokens, 1 × 48", "cpu", "attention", "vil-tiny-384-s1"),
     ("attention, ViL-tiny stage 1, 128 px, 1,025 tokens, 1 × 48", "cpu", "attention", "vil-tiny-128-s1"),
 ]
 # Heads of the published table of packed kernels, those of DeiT-B.
 PUBLISHED_HEADS, PUBLISHED_DIM = 12, 64
+# What computes the same windows, on grids of tokens.
+_NEIGHBORS = {"flex": "FlexAttention", "gather": "keys gathered"}
 _PEERS = {"flex": "FlexAttention", "sdpa_kept": "kept keys gathered, SDPA", "sdpa_dense": "dense SDPA"}
 _DEVICES = {"cpu": "2 CPU cores", "h200": "H200", "h100": "H100"}
 _STRATEGIES = {
@@ -291,6 +294,27 @@ def _gains(root, device):
     return _lines(["network", "way of calling", *(f"{pixels:,} px" for pixels in _PIXELS)], lines, left=2)
 
 
+def _neighborhood(root, device):
+    """Time of neighbourhood attention, and times of what computes the same over it."""
+    rows = _table(root, device, "neighborhood", table_neighborhood.table)
+    names = [*_NEIGHBORS, table_neighborhood.DENSE]
+    lines = []
+    for case, group in rows.groupby("case", sort=False):
+        found = group.set_index("provider")
+        ours = found.loc[table_neighborhood.OURS]
+        shape = [str(ours[name]).replace("x", "×") for name in ("grid", "window")]
+        times = [_ratio(found["over_ours"].get(name, 0)) or "–" for name in names]
+        speed = f"{ours['useful_gflops'] / 1e3:,.0f}"
+        lines.append([*shape, _heads(case), _us(ours["p50_us"]), speed, *times])
+    header = ["grid", "window", "heads × head dim", "Tilewright, µs", "useful TFLOP/s", *_NEIGHBORS.values()]
+    return _lines([*header, "dense SDPA"], lines, left=3)
+
+
+def _heads(case):
+    """Heads and head dim of the name of a layer."""
+    return case.rpartition("-")[2].replace("x", " × ")
+
+
 def _slices(root, device):
     """Attention by lists of equal length over the fastest dense call, and in brackets the attention that they keep."""
     rows = _table(root, device, "slices", table_slices.table)
@@ -442,6 +466,17 @@ def _layer_cells(rows, model):
     return f"{_us(row['plan_us'])} µs", f"{_us(row['peer_us'])} µs, {_PEERS.get(name, name)}", _ratio(row["over_peer"])
 
 
+def _neighborhood_cells(rows, case):
+    rows = rows[(rows["case"] == case) & (rows["provider"] != table_neighborhood.DENSE)].set_index("provider")
+    ours = rows.loc[table_neighborhood.OURS, "p50_us"]
+    peer = rows.drop(table_neighborhood.OURS)["p50_us"].dropna().sort_values()
+    return (
+        f"{_us(ours)} µs",
+        f"{_us(peer.iloc[0])} µs, {_PEERS.get(peer.index[0], peer.index[0])}",
+        _ratio(peer.iloc[0] / ours),
+    )
+
+
 def _network_cells(rows, case):
     *case, suffix = case
     row = rows[rows["attention"] == table_end_to_end.OURS].set_index(["network", "batch"]).loc[tuple(case)]
@@ -520,6 +555,7 @@ def _lines(header, rows, left):
 
 _CELLS = {
     "attention": (table_speedup.table, _layer_cells),
+    "neighborhood": (table_neighborhood.table, _neighborhood_cells),
     "networks": (table_end_to_end.table, _network_cells),
     "pruned": (table_pruned.table, _pruned_cells),
 }
@@ -534,7 +570,7 @@ _TABLES = {
 }
 NAMES = {f"{device}-{name}": (make, device) for device in FOLDERS for name, make in _TABLES.items()}
 NAMES |= {"h200-network-plans": (_network_plans, "h200"), "h200-published-ragged": (_published_ragged, "h200")}
-NAMES |= {"h200-gains": (_gains, "h200")}
+NAMES |= {"h200-gains": (_gains, "h200"), "h200-neighborhood": (_neighborhood, "h200")}
 NAMES |= {"h200-published-kernel": (_published_kernel, "h200")}
 NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "headline": (_headline, None)}
 NAMES |= {f"results-{kind}": (_results, kind) for kind in claims.KINDS if kind != "aim"}
