@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilewright import networks
 from tilewright.core.errors import ConfigError, UnknownNameError
@@ -28,6 +29,10 @@ def test_a_pruner_keeps_its_contract(name):
     counts = choice.keep.sum(1)
     assert found.shape == x.shape and choice.keep.dtype == torch.bool
     assert choice.keep[:, 0].all() and (choice.least <= counts).all() and (counts <= choice.most).all()
+    # Of one number that is scattered into a constant, the compiler of torch 2.11 loses the type.
+    traced = make_fx(lambda x, q, k, v: pruner(0, x, layout, (q, k, v))[1].keep)(x, *heads)
+    scattered = [node for node in traced.graph.nodes if "scatter" in str(node.target) and node.args[3] == 1]
+    assert all(node.args[2].meta["tensor_meta"].shape[1] > 1 for node in scattered)
 
 
 def test_a_learned_predictor_is_the_default():

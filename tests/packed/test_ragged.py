@@ -604,6 +604,13 @@ def triton_packing(monkeypatch):
     return pack.pack(keeping([2, 3], 3, TRITON_DEVICE))
 
 
+def test_a_gpu_reads_no_keep_of_another_type(monkeypatch):
+    executor, keep = triton_packing(monkeypatch)._executor, torch.ones(2, 3, dtype=torch.int64, device=TRITON_DEVICE)
+    for call in (executor.lists, partial(executor.pack, tokens=tokens(2, 3, 8, device=TRITON_DEVICE))):
+        with pytest.raises(PatternError, match=r"keep: expected torch\.bool, found torch\.int64"):
+            call(keep)
+
+
 def test_head_dims_of_a_gpu_are_known(monkeypatch):
     with pytest.raises(PatternError, match="head_dim: expected a multiple of 8 from 8 to 256 on a GPU, found 20"):
         triton_packing(monkeypatch).attend(*qkv(5, 1, 20, device=TRITON_DEVICE))

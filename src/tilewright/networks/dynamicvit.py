@@ -29,6 +29,7 @@ from tilewright.masks import dynamicvit as pattern
 from tilewright.networks import _precision, attention_sites, attentions, vit_parts
 from tilewright.networks.attentions.dense import MASK_BYTES
 from tilewright.packed import pack
+from tilewright.packed.pruners import _scores
 from tilewright.packed.pruners._predictor import Predictor
 from tilewright.torch_attention import flex
 
@@ -150,7 +151,7 @@ class Network(nn.Module):
                 if self.attention == "native":
                     x, patch, alive = _gather(x, best), patch.gather(1, best), alive.gather(1, best)
                 else:
-                    stay = torch.zeros_like(alive).scatter(1, best, True)
+                    stay = _scores.marked(best, alive.shape[1])
                     seen = F.pad(stay, (1, 0), value=True)
                     if hide:
                         alive, attend = stay, partial(attention_sites.timed, attention_sites.timed(hide, seen, x.dtype))

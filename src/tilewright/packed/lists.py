@@ -145,6 +145,12 @@ def check_packed(x: Tensor) -> None:
     check_tensors(x.device, tokens=x)
 
 
+def check_keep(keep: Tensor) -> None:
+    """Raise `PatternError` for a `keep` that kernels, which read bytes, would misread."""
+    if keep.dtype != torch.bool:
+        raise PatternError(f"keep: expected torch.bool, found {keep.dtype}")
+
+
 def check_tensors(device: torch.device, **tensors: Tensor) -> None:
     """Raise `DeviceError` for tensors that are not on `device`, `PatternError` for those that record gradients."""
     for name, x in tensors.items():

@@ -16,6 +16,7 @@ from tilewright.devices.cuda.launcher import KEYS, CachedLaunch, wide
 from tilewright.packed.cuda import backward_kernels, kernels
 from tilewright.packed.lists import (
     PackedOffsets,
+    check_keep,
     check_packed,
     check_qkv,
     check_result,
@@ -107,6 +108,7 @@ class Executor:
 
     def _launch_lists(self, keep, lengths=None):
         offsets = self.offsets
+        check_keep(keep)
         lists = keep.new_empty(offsets.size, dtype=torch.int32)
         most_items, most_tokens, counted = self._counting()
         if lengths is not None:
@@ -119,6 +121,7 @@ class Executor:
 
     def _launch_pack(self, keep, tokens, packed, origin=None):
         offsets = self.offsets
+        check_keep(keep)
         if origin is None:
             check_rows(offsets, "source", tokens)
         else:

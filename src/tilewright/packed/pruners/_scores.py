@@ -39,5 +39,8 @@ def best_first(score: Tensor, layout: Layout) -> Tensor:
 
 def marked(positions: Tensor, length: int) -> Tensor:
     """bool [B, L], True at positions [B, K]."""
+    if positions.shape[1] == 1:
+        # The compiler of torch 2.11 makes int64 of one number that is scattered into a constant.
+        return torch.arange(length, device=positions.device) == positions
     # A number: torch.jit knows no form for a boolean.
     return torch.zeros(len(positions), length, dtype=torch.bool, device=positions.device).scatter_(1, positions, 1)
