@@ -138,3 +138,15 @@ def test_a_choice_says_its_box_and_the_pairs_of_its_products(grid, window):
     found = launch.choose(rule, grid, 4, 4, 64, 64, torch.bfloat16)
     assert found.box == forms.choose(rule, grid, 4, 64, torch.bfloat16).box and found.us is None
     assert rule.pairs(grid) <= found.visited <= 10 * rule.pairs(grid)
+
+
+def test_a_launch_is_given_each_tensor_once(monkeypatch):
+    """Tensors that are given twice are told apart by views, which takes the host longer than the launch."""
+    given, call = [], launch.CachedLaunch.__call__
+    monkeypatch.setattr(launch.CachedLaunch, "__call__", lambda self, *own: given.append(own) or call(self, *own))
+    q, k, v, _ = tensors((4, 4))
+    rule, form = made((4, 4), {"window": 3}), Form((4, 4), 0, 16)
+    launch.forward(q, k, v, rule, 0.25, form=form)
+    out, lse = launch.forward(q, k, v, rule, 0.25, None, True, form=form)
+    launch.backward(q, k, v, out, lse, torch.ones_like(out), rule, 0.25, None, (form, form))
+    assert len(given) == 4 and all(len(set(map(id, own))) == len(own) for own in given)

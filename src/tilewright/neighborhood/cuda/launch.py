@@ -56,29 +56,31 @@ def forward(
     scaled score exceeds, None where none is known. form: None for what `forms.choose` finds. Raises `DeviceError` for
     more programs than a launch has.
     """
-    return _caller(q, rule, scale, extra is not None, want_lse, bound, form)(q, k, v, *(extra or (k, v)))
+    return _caller(q, rule, scale, extra is not None, want_lse, bound, form)(q, k, v, *(extra or ()))
 
 
 def prepared(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, scale: float, want_lse: bool, bound: float | None
 ) -> Callable:
     """See `backends`."""
-    call = _caller(q, rule, scale, False, want_lse, bound)
-    return lambda q, k, v: call(q, k, v, k, v)
+    return _caller(q, rule, scale, False, want_lse, bound)
 
 
 def _caller(q, rule, scale, extra, want_lse, bound, form=None):
     """``callable(q, k, v, extra keys, extra values) -> (result, log-sum-exps or None)`` for tensors like `q`; without
-    `extra` the last two are not read."""
+    `extra` the last two are not given."""
     if q.dtype == torch.float16:
         # Weights far below the bound are none in this type.
         bound = None
     form = form or forms.choose(rule, tuple(q.shape[1:-2]), q.shape[0] * q.shape[-2], q.shape[-1], q.dtype)
     launch = _forward(Setting(rule, scale, extra, want_lse, (form,), bound), q.device)
 
-    def call(q, k, v, more_k, more_v):
-        lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device) if want_lse else None
-        return launch(q, k, v, q if lse is None else lse, more_k, more_v), lse
+    def call(q, k, v, *more):
+        if want_lse:
+            lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+            return launch(q, k, v, lse, *more), lse
+        # A kernel takes extra keys behind log-sum-exps: here it reads the address of `q`, and does not use it.
+        return launch(q, k, v, q, *more) if more else launch(q, k, v), None
 
     return call
 
@@ -101,7 +103,7 @@ def backward(
     setting = Setting(rule, scale, extra is not None, True, tuple(replace(form, run=1) for form in chosen))
     lse = lse.contiguous()
     delta = torch.empty_like(lse)
-    dq = _queries(setting, q.device)(q, k, v, out, grad, lse, delta, *(extra or (k, v)))
+    dq = _queries(setting, q.device)(q, k, v, out, grad, lse, delta, *(extra or ()))
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     dk = _keys(setting, q.device)(dv, q, k, v, grad, lse, delta)
     of_extra = (None, None) if extra is None else _extra_gradients(q, extra, lse, delta, grad, scale)
@@ -254,7 +256,7 @@ def _programs(boxes, heads, images):
     return boxes, heads, images
 
 
-def _start_forward(setting, q, k, v, lse, more_k, more_v):
+def _start_forward(setting, q, k, v, *more):
     (form,) = setting.forms
     grid, heads = tuple(q.shape[1:-2]), q.shape[-2]
     out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
@@ -262,24 +264,28 @@ def _start_forward(setting, q, k, v, lse, more_k, more_v):
     named, boxes, residues = _rule_arguments(setting, form, axes, grid)
     scale_log2, sign = _signed(setting.scale)
     strides = [s for x in (out, q, k, v) for s in axes.strides(x, -2)]
-    strides += axes.strides(lse, -1)[:-1] if setting.lse else (0, 0, 0, 0)
-    strides += [x.stride(i) for x in (more_k, more_v) for i in (0, 1, 2)] if setting.extra else [0] * 6
+    strides += axes.strides(more[0], -1)[:-1] if setting.lse else (0, 0, 0, 0)
+    strides += _extra_strides(setting, more)
     constants = _constants(setting, form, axes, grid, q, v, False)
     work, is_wide = forms.work(setting.rule, grid, form), _wide(setting, form, axes, grid, k, v)
     programs = _programs(boxes, heads * residues, q.shape[0])
     own = (sign, heads // k.shape[-2], *constants, work.single, form.run > 1, setting.bound is not None)
     own += (len(grid) == 1, setting.extra, setting.lse, is_wide)
-    extra = more_k.shape[1] if setting.extra else 0
+    extra = more[-1].shape[1] if setting.extra else 0
     bound_log2 = (setting.bound or 0.0) * LOG2E
-    arguments: tuple[Any, ...] = (*strides, *named, extra, scale_log2, bound_log2, *own, form.num_stages)
+    absent = (None,) * (3 - len(more))
+    arguments: tuple[Any, ...] = (*absent, *strides, *named, extra, scale_log2, bound_log2, *own, form.num_stages)
     with fitting(f"neighborhood {form.name}"):
-        compiled = kernels.tilewright_neighborhood[programs](
-            out, q, k, v, lse, more_k, more_v, *arguments, **form.options
-        )
+        compiled = kernels.tilewright_neighborhood[programs](out, q, k, v, *more, *arguments, **form.options)
     return out, compiled, programs, arguments
 
 
-def _start_queries(setting, q, k, v, out, grad, lse, delta, more_k, more_v):
+def _extra_strides(setting, more):
+    """Strides of extra keys and values, the last two of `more`."""
+    return [x.stride(i) for x in more[-2:] for i in (0, 1, 2)] if setting.extra else [0] * 6
+
+
+def _start_queries(setting, q, k, v, out, grad, lse, delta, *more):
     form = setting.forms[0]
     grid, heads = tuple(q.shape[1:-2]), q.shape[-2]
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -288,16 +294,16 @@ def _start_queries(setting, q, k, v, out, grad, lse, delta, more_k, more_v):
     scale_log2, sign = _signed(setting.scale)
     strides = [s for x in (dq, q, k, v, out, grad) for s in axes.strides(x, -2)]
     strides += axes.strides(lse, -1)[:-1]
-    strides += [x.stride(i) for x in (more_k, more_v) for i in (0, 1, 2)] if setting.extra else [0] * 6
+    strides += _extra_strides(setting, more)
     arguments = (
-        *strides, *named, more_k.shape[1] if setting.extra else 0, scale_log2, setting.scale, sign,
+        *(None,) * (2 - len(more)), *strides, *named, more[0].shape[1] if more else 0, scale_log2, setting.scale, sign,
         heads // k.shape[-2], *_constants(setting, form, axes, grid, q, v, False), setting.extra,
         _wide(setting, form, axes, grid, k, v), form.num_stages,
     )  # fmt: skip
     programs = _programs(boxes, heads * residues, q.shape[0])
     with fitting(f"gradients of neighborhood {form.name}"):
         compiled = kernels.tilewright_neighborhood_queries[programs](
-            dq, q, k, v, out, grad, lse, delta, more_k, more_v, *arguments, **form.options
+            dq, q, k, v, out, grad, lse, delta, *more, *arguments, **form.options
         )
     return dq, compiled, programs, arguments
 
