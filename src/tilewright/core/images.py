@@ -66,17 +66,23 @@ def opened(where: Path | str) -> Any:
 
     Raises `ArtifactError`.
     """
-    Image, ImageOps = _pillow()
+    Image, _ = _pillow()
     try:
         with Image.open(where) as image:
-            turned = ImageOps.exif_transpose(image)
-            turned.load()
-            turned.format = image.format
+            found = turned(image)
+            found.format = image.format
     except FileNotFoundError:
         raise ArtifactError(f"{where}: no such file; expected an image") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ArtifactError(f"{where}: expected an image, found: {error}") from error
-    return turned
+    return found
+
+
+def turned(image: Any) -> Any:
+    """An image of Pillow, turned as its EXIF data says, with its pixels read. Raises what Pillow raises."""
+    found = _pillow()[1].exif_transpose(image)
+    found.load()
+    return found
 
 
 def carried(photograph: Photograph) -> Path:

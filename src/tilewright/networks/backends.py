@@ -7,6 +7,11 @@
     ``decode(…, form)``, ``dwconv_gelu(…, form)``, ``patches(…, form)``, ``norm(…, form)``, ``norm_linear(…, form)``,
         ``attention(…, form)``, ``linear_add(…, form)``: what the operators of these names in `networks.map_operators`
         compute, with sums in float32. Raises `PatternError` for tensors of several types, or that need a gradient.
+``frames.py``, optional: kernels that networks of maps begin and end with.
+    ``prepare(out, frames, rows, columns, scale)``: images of frames, see `paths.frames`. rows, columns: the tensors of
+        `paths.frames.taps` of each side. scale: [2, 3], what each channel is multiplied with, and what is added.
+    ``label(out, maps, rows, columns, most)``: the classes of maps, see `paths.frames.labels`. rows, columns: the
+        tensors of `paths.frames.cells` of each side. most: pixels of a row in one cell, at most.
 """
 
 from types import ModuleType
@@ -17,3 +22,8 @@ from tilewright import devices
 def maps(kind: str) -> ModuleType | None:
     """The module of kernels on maps of `kind`, None where there is none. Raises `DeviceError` for an unknown kind."""
     return devices.module(kind, "networks.maps") if devices.has(kind, "networks.maps") else None
+
+
+def frames(kind: str) -> ModuleType | None:
+    """As `maps`, of the kernels on frames."""
+    return devices.module(kind, "networks.frames") if devices.has(kind, "networks.frames") else None

@@ -1,15 +1,15 @@
-"""Labels that maps give to pixels, counted on a CPU, compiled by numba: maps are never there at the size of the labels.
+"""Labels that maps give to pixels on a CPU, and how many, compiled by numba: maps are never there at that size.
 
 Between four neighbours of a map that give one class the largest logit every pixel has that class: weights of bilinear
 interpolation are not negative, and rounding keeps order. Logits are interpolated for all other pixels alone.
 """
 
 import numpy as np
-from numba import float32, int64, types, uint8
+from numba import float32, int32, int64, types, uint8
 
 from tilewright.core.compiled import njit
 
-_I1, _F1, _I2 = int64[::1], float32[::1], int64[:, ::1]
+_I1, _F1, _I2 = int32[::1], float32[::1], int64[:, ::1]
 _ONE = np.float32(1)
 
 
@@ -23,12 +23,12 @@ def largest(logits):
     return best
 
 
-@njit(types.void(float32[:, :, ::1], uint8[:, ::1], _I1, _F1, _I1, _F1, _I2), cache=True, nogil=True)
-def count(maps, labels, tops, downs, lefts, alongs, counts):
-    """Add to `counts` [classes, classes] the pixels of each label [H, W] that maps [h, w, classes] give each class.
+@njit(types.void(float32[:, :, ::1], _I1, _F1, _I1, _F1, uint8[:, ::1]), cache=True, nogil=True)
+def label(maps, tops, downs, lefts, alongs, found):
+    """Write to `found` [H, W] the class that maps [h, w, classes] give each pixel, of at most 256.
 
-    tops [H], lefts [W]: the row of the map above a pixel and the column left of it; downs, alongs: how far behind them
-    it lies, in 0..1. Pixels of other labels do not count.
+    tops [H], lefts [W]: the row of the map above a pixel and the column left of it, -1 for none; downs, alongs: how far
+    behind them it lies, in 0..1.
     """
     height, width, classes = maps.shape
     near = np.empty((height, width), np.int64)
@@ -37,26 +37,28 @@ def count(maps, labels, tops, downs, lefts, alongs, counts):
             near[y, x] = largest(maps[y, x])
     logits = np.empty(classes, np.float32)
     for y in range(len(tops)):
-        top, down = tops[y], downs[y]
-        bottom = min(top + 1, height - 1)
+        top, down = max(tops[y], 0), downs[y]
+        bottom = min(tops[y] + 1, height - 1)
         for x in range(len(lefts)):
-            label = labels[y, x]
-            if label >= classes:
-                continue
-            left, along = lefts[x], alongs[x]
-            right = min(left + 1, width - 1)
-            found = near[top, left]
-            if found != near[top, right] or found != near[bottom, left] or found != near[bottom, right]:
+            left, along = max(lefts[x], 0), alongs[x]
+            right = min(lefts[x] + 1, width - 1)
+            best = near[top, left]
+            if best != near[top, right] or best != near[bottom, left] or best != near[bottom, right]:
                 for i in range(classes):
                     above = maps[top, left, i] * (_ONE - along) + maps[top, right, i] * along
                     below = maps[bottom, left, i] * (_ONE - along) + maps[bottom, right, i] * along
                     logits[i] = above * (_ONE - down) + below * down
-                found = largest(logits)
-            counts[label, found] += 1
+                best = largest(logits)
+            found[y, x] = best
 
 
-def places(side: int, whole: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of `whole` pixels the neighbour before each, int64, and how far behind it they lie, float32, among `side`."""
-    at = np.maximum((np.arange(whole) + 0.5) * (side / whole) - 0.5, 0)
-    before = np.minimum(at.astype(np.int64), side - 1)
-    return before, (at - before).astype(np.float32)
+@njit(types.void(uint8[:, ::1], uint8[:, ::1], _I2), cache=True, nogil=True)
+def count(found, labels, counts):
+    """Add to `counts` [classes, classes] the pixels of each label [H, W] that were found to be of each class.
+
+    Pixels of other labels do not count.
+    """
+    for y in range(labels.shape[0]):
+        for x in range(labels.shape[1]):
+            if labels[y, x] < len(counts):
+                counts[labels[y, x], found[y, x]] += 1

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
+from tilewright.paths import frames
 
 # Images that are labelled at once.
 BATCH = 16
@@ -58,24 +59,19 @@ def confusion(
 
 def counted(maps: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
     """int64 [classes, classes] of logits float32 [B, classes, h, w] and labels uint8 [B, H, W]: see `confusion`."""
-    if maps.is_cpu:
-        return _on_host(maps, labels)
+    if maps.is_cpu and classes <= frames.MOST_CLASSES:
+        # torch takes four times as long, most of it for the largest of logits at full size.
+        found = frames.labels(maps, labels.shape[1:])
+        from tilewright.paths import _compiled
+
+        counts = np.zeros((classes, classes), np.int64)
+        for seen, truth in zip(found.numpy(), labels.contiguous().numpy(), strict=True):
+            _compiled.count(seen, truth, counts)
+        return torch.from_numpy(counts)
     found = F.interpolate(maps, size=labels.shape[1:], mode="bilinear", align_corners=False).argmax(1)
     truth = labels.long()
     pairs = torch.where(truth < classes, truth * classes + found, classes**2).flatten()
     return torch.bincount(pairs, minlength=classes**2 + 1)[:-1].view(classes, classes)
-
-
-def _on_host(maps, labels):
-    """`counted` on a CPU: torch takes four times as long, most of it for the largest of logits at full size."""
-    # Compiled when it is first imported, for seconds, and then kept beside its source.
-    from tilewright.paths import _compiled
-
-    counts = np.zeros((maps.shape[1],) * 2, np.int64)
-    places = [_compiled.places(*sides) for sides in zip(maps.shape[2:], labels.shape[1:], strict=True)]
-    for logits, truth in zip(maps.permute(0, 2, 3, 1).contiguous().numpy(), labels.contiguous().numpy(), strict=True):
-        _compiled.count(logits, truth, *places[0], *places[1], counts)
-    return torch.from_numpy(counts)
 
 
 def ious(confusion: np.ndarray) -> np.ndarray:
