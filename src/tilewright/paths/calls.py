@@ -13,13 +13,28 @@ from tilewright.core import _internals, timing
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.networks import backends
 from tilewright.networks.path import Path
+from tilewright.paths import PARTS
+from tilewright.paths.frames import Places
 
 # Calls before a capture: kernels are compiled, chosen and warmed in them.
 WARM_UP = 3
 
 
+class _Line:
+    """The stream of the latest call, and what graphs that share memory are captured with; None all on a CPU."""
+
+    def __init__(self):
+        self.stream: Any = None
+        self.raw: int | None = None
+        self.captured: Any = None
+        self.pool: Any = None
+
+
 class Calls:
     """Paths that share a network's weights, one place for images and one for maps.
+
+    With `frames`, a call takes these instead of images and gives their class maps: a graph then holds the copies
+    through pinned memory, too, and there is a second one of each path for frames that are on the GPU.
 
     On a GPU each path is a graph. All are captured on one stream with one memory pool, the first ones first, and never
     replayed at once: together they need hardly more memory than the largest, where that comes first. They are replayed
@@ -35,10 +50,12 @@ class Calls:
         batch: int = 1,
         folded: Mapping[str, Any] | None = None,
         compiled: bool = False,
+        frames: Places | None = None,
+        beside: "Calls | None" = None,
     ):
         """paths: by the text that they are called by. folded: ``{text: Folded}`` of paths with statistics of their own;
         other decoders are folded here, once. compiled: whether torch compiles blocks and decoders first, which paths
-        share; the network itself stays as it is.
+        share; the network itself stays as it is. beside: calls of another network, whose memory graphs share.
 
         Raises `ConfigError` for a network whose parts cannot be compiled.
         """
@@ -50,11 +67,10 @@ class Calls:
         with torch.inference_mode():
             self.folded = {text: (folded or {}).get(text) or self._fold(path) for text, path in self.paths.items()}
             self.images = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-            # The stream of the latest call; None on a CPU.
+            self.frames = frames
             self._graphs: dict = {}
-            self.stream: Any = None
+            self._line: _Line = beside._line if beside else _Line()
             self.maps: Any = None
-            self._raw: int | None = None
             self._current: Callable[[], int]
             with _internals.recompile_limit() if compiled else contextlib.nullcontext():
                 if weight.is_cuda:
@@ -66,8 +82,13 @@ class Calls:
     def __call__(self, text: str, images: torch.Tensor) -> torch.Tensor:
         """Maps of images by a path, in memory that the next call overwrites on a GPU. Nothing waits on the host.
 
+        With frames, a tensor uint8 [batch, H, W, 3]: their class maps, in memory of the caller's, on the device that
+        the frames are on. The host waits for those of frames of its own.
+
         Raises `PatternError` for images of another shape.
         """
+        if self.frames is not None:
+            return self._labelled(self.frames, text, images)
         if images.shape != self.shape:
             raise PatternError(f"images: expected {_sizes(self.shape)} of the runner, found {_sizes(images.shape)}")
         if self.stream is None:
@@ -81,6 +102,22 @@ class Calls:
         self._graphs[text].replay()
         return self.maps
 
+    def _labelled(self, places, text, frames):
+        if self.stream is None:
+            with torch.inference_mode():
+                places.frames.copy_(frames)
+                maps = self._called(text, places.prepare(self.images))
+            return places.label(maps).clone()
+        self._follow()
+        if frames.is_cuda:
+            places.frames.copy_(frames)
+            self._graphs[text, True].replay()
+            return places.labels.clone()
+        places.host_frames.copy_(frames)
+        self._graphs[text, False].replay()
+        self.stream.synchronize()
+        return places.host_labels.clone()
+
     def run(self, text: str) -> torch.Tensor:
         """Maps of the images that were there last, see `show`: a replay on the current stream, or a call."""
         if self.stream is None:
@@ -89,6 +126,32 @@ class Calls:
         self._graphs[text].replay()
         return self.maps
 
+    @property
+    def stream(self) -> Any:
+        """The stream of the latest call; None on a CPU."""
+        return self._line.stream
+
+    @torch.inference_mode()
+    def parts(self, text: str, effort: Callable) -> dict[str, float]:
+        """Microseconds of the parts of a call with frames, see `paths.PARTS`.
+
+        effort: ``effort(call)`` gives the microseconds of a call.
+        """
+        places, maps = self.frames, self._called(text, self.images)
+        assert places is not None
+        calls: tuple[Callable, ...] = (
+            places.copy_in,
+            partial(places.prepare, self.images),
+            partial(self._called, text, self.images),
+            partial(places.label, maps),
+            places.copy_out,
+        )
+        on_host = self.stream is None
+        return {
+            name: 0.0 if on_host and name.startswith("copy") else effort(call)
+            for name, call in zip(PARTS, calls, strict=True)
+        }
+
     @torch.inference_mode()
     def show(self, images: torch.Tensor) -> None:
         """Put images where `run` finds them."""
@@ -96,10 +159,10 @@ class Calls:
 
     def _follow(self):
         """Let the caller's stream wait for that of the call before, if they differ: images and maps have one place."""
-        if (raw := self._current()) != self._raw:
+        if (raw := self._current()) != self._line.raw:
             current = torch.cuda.current_stream(self.device)
-            current.wait_stream(self.stream)
-            self.stream, self._raw = current, raw
+            current.wait_stream(self._line.stream)
+            self._line.stream, self._line.raw = current, raw
 
     def _fold(self, path):
         return self.network.fold(path) if hasattr(self.network, "fold") else None
@@ -110,26 +173,48 @@ class Calls:
         return self.network(images, path) if folded is None else self.network(images, path, folded)
 
     def _capture(self):
-        self.stream, self._raw = torch.cuda.Stream(self.device), None
+        line = self._line
+        line.captured = line.captured or torch.cuda.Stream(self.device)
+        # The next call comes behind what is captured here.
+        line.stream, line.raw = line.captured, None
         self._current = partial(_internals.raw_stream, self.device.index)
         self._copy = backends.maps(self.device.type).copier(self.device)  # type: ignore[union-attr]  # torch's modules do not tell the types of what they hold
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        pool = None
-        with torch.cuda.stream(self.stream):
+        line.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(line.stream):
             for text in self.paths:
                 for _ in range(WARM_UP):
                     maps = self._called(text, self.images)
-                if self.maps is None:
+                if self.frames is not None:
+                    self.frames.prepare(self.images)
+                    self.frames.label(maps)
+                elif self.maps is None:
                     self.maps = torch.empty_like(maps)
                 del maps
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=self.stream):
-                    self.maps.copy_(self._called(text, self.images))
-                pool = pool or graph.pool()
-                # The first replay uploads the graph.
-                graph.replay()
-                self._graphs[text] = graph
+                for key, run in self._ways(text).items():
+                    graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(graph, pool=line.pool, stream=line.stream):
+                        run()
+                    line.pool = line.pool or graph.pool()
+                    # The first replay uploads the graph.
+                    graph.replay()
+                    self._graphs[key] = graph
         torch.cuda.synchronize(self.device)
+
+    def _ways(self, text):
+        """``{key: call}`` of the graphs of a path."""
+        places = self.frames
+        if places is None:
+            return {text: lambda: self.maps.copy_(self._called(text, self.images))}
+
+        def on_device():
+            places.label(self._called(text, places.prepare(self.images)))
+
+        def from_host():
+            places.copy_in()
+            on_device()
+            places.copy_out()
+
+        return {(text, False): from_host, (text, True): on_device}
 
 
 def samples(

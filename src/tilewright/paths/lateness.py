@@ -4,8 +4,9 @@ Numbers are microseconds.
 """
 
 import math
+import operator
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,12 +40,14 @@ class Odds:
     late call where it gives the most. A promise, which each call keeps as likely, takes it wherever it is met.
     """
 
-    def __init__(self, entries: Sequence[Entry], samples_us: Mapping[str, Any]):
-        """entries: with their mean IoU on scenes of ``choice``. samples_us: of calls of each, by its text, in random
+    def __init__(
+        self, entries: Sequence[Entry], samples_us: Mapping[str, Any], key: Callable = operator.attrgetter("path")
+    ):
+        """entries: with their mean IoU on scenes of ``choice``. samples_us: of calls of each, by its `key`, in random
         order."""
         self.entries = list(entries)
-        samples = pooled({entry.path: samples_us[entry.path] for entry in self.entries})
-        times = np.array([np.sort(samples[entry.path]) for entry in self.entries])
+        samples = pooled({key(entry): samples_us[key(entry)] for entry in self.entries})
+        times = np.array([np.sort(samples[key(entry)]) for entry in self.entries])
         self.budgets_us = np.linspace(times.min(), times.max(), BUDGETS)
         # float64 [entries, budgets]
         self.late = np.array([1 - np.searchsorted(each, self.budgets_us, side="right") / len(each) for each in times])

@@ -16,13 +16,24 @@ from tilewright.paths.calls import Calls, samples
 from tilewright.paths.lateness import Odds
 from tilewright.paths.table import LATE, SAMPLES, Entry, Table, checked_budget, promises
 
+# What takes a table of frames.
+FRAMES = "a FrameRunner takes it"
+
 
 class Told(NamedTuple):
-    """What ran. path: its text. promised_us: microseconds. accuracy: on scenes of ``test``, None where not measured."""
+    """What ran. path: its text. promised_us: microseconds. accuracy: on scenes of ``test``, None where not measured.
+
+    Of a `FrameRunner` also the network's name, whether the budget is below every promise, such that the fastest path
+    ran all the same, and the microseconds until the class map was in the host's memory, None for one that stays on a
+    GPU.
+    """
 
     path: str
     promised_us: float
     accuracy: float | None
+    network: str = ""
+    short: bool = False
+    took_us: float | None = None
 
 
 class Picker:
@@ -75,18 +86,18 @@ class Picker:
                     self._owner = stream
                 elif self._owner != stream:
                     raise PatternError("runner: expected calls on one stream, found a second; make a Runner for each")
-            return self.calls(entry.path, images)
+            return self.calls(self.table.key(entry), images)
         finally:
             self._turn.release()
 
     def times(
         self, images: torch.Tensor, count: int = SAMPLES, *, seed: int = 0, beside: Callable[[], None] | None = None
     ) -> dict[str, np.ndarray]:
-        """``{text: float64 [count]}`` microseconds of calls of each path of the table, see `calls.samples`.
+        """``{key: float64 [count]}`` microseconds of calls of each row of the table, see `calls.samples`.
 
         images: [n, 3, H, W], of which each call takes the next `batch`.
         """
-        entries = {entry.path: entry for entry in self.table.rows}
+        entries = {self.table.key(entry): entry for entry in self.table.rows}
         batches = images.split(self.table.rows[0].batch)
 
         def call(text, part):
@@ -114,21 +125,25 @@ class Picker:
             Latencies in microseconds by path, float [count].
         """
         found = self.times(images, count, seed=seed)
-        promised = promises(found)
-        self.table = Table(
-            [
-                msgspec.structs.replace(
-                    entry,
-                    p50_us=float(np.median(found[entry.path])),
-                    p99_us=float(np.percentile(found[entry.path], 99)),
-                    promise_us=promised[entry.path],
-                )
-                for entry in self.table.rows
-            ]
-        )
-        if all(entry.choice is not None for entry in self.table.rows):
-            self.odds = Odds(self.table.rows, found)
+        self._promise(found)
         return found
+
+    def _promise(self, found, **more):
+        """Let the table promise what calls took, ``{key: microseconds}``. more: other fields of all rows."""
+        promised, table = promises(found), self.table
+        rows = [
+            msgspec.structs.replace(
+                entry,
+                p50_us=float(np.median(found[table.key(entry)])),
+                p99_us=float(np.percentile(found[table.key(entry)], 99)),
+                promise_us=promised[table.key(entry)],
+                **more,
+            )
+            for entry in table.rows
+        ]
+        self.table = Table(rows, joint=table.joint)
+        if all(entry.choice is not None for entry in self.table.rows):
+            self.odds = Odds(self.table.rows, found, self.table.key)
 
 
 class Runner(Picker):
@@ -178,18 +193,17 @@ class Runner(Picker):
         if not isinstance(network, torch.nn.Module) or not hasattr(network, "path"):
             raise ConfigError(f"network: expected one that takes paths, found {arguments.shown(network)}")
         batch = arguments.whole("batch", batch)
-        table.check(batch=batch, **_facts(network))
+        if table.rows[0].frame or table.joint:
+            found = "frames" if table.rows[0].frame else "several networks"
+            raise ConfigError(f"path table: expected one of images and of one network, found one of {found}; {FRAMES}")
+        table.check(batch=batch, **facts(network))
         if bare := [x.path for x in table.rows if x.rung != "trained" and x.path not in (folded or {})]:
             raise ConfigError(
                 f"folded: expected batch-norm statistics of each path of the table, found none of {bare[0]}"
             )
         # The slowest first: its memory serves the others.
         paths = {entry.path: network.path(entry.path) for entry in reversed(table.rows)}  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
-        weight = next(network.parameters())
-        if weight.is_cuda and hasattr(network, "operators"):
-            images = torch.randn(batch, 3, *network.options.pixels, dtype=weight.dtype, device=weight.device)  # type: ignore[misc, union-attr]  # torch's modules do not tell the types of what they hold
-            networks.choose_kernels(network, images, paths.values())
-        calls = Calls(network, paths, batch=batch, folded=folded, compiled=table.rows[0].compiled)
+        calls = made(network, paths, batch=batch, folded=folded, compiled=table.rows[0].compiled)
         super().__init__(calls, table, margin=margin, late=late)
         self.network = network
 
@@ -227,7 +241,16 @@ class Runner(Picker):
         return self.run(entry, images), Told(entry.path, entry.promise_us, entry.test)  # type: ignore[arg-type]  # rows of a table have promises
 
 
-def _facts(network):
+def made(network: Any, paths: Mapping[str, Any], *, batch: int, **options: Any) -> Calls:
+    """`Calls` of a network, on a GPU with the fastest kernels for these paths. options: of `Calls`."""
+    weight = next(network.parameters())
+    if weight.is_cuda and hasattr(network, "operators"):
+        images = torch.randn(batch, 3, *network.options.pixels, dtype=weight.dtype, device=weight.device)
+        networks.choose_kernels(network, images, paths.values())
+    return Calls(network, paths, batch=batch, **options)
+
+
+def facts(network: Any) -> dict[str, str]:
     """What the rows of a table say of `network`, its weights and where it is, see `Entry`."""
     weight = next(network.parameters())
     try:

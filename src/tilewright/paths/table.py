@@ -1,7 +1,7 @@
 """The look-up table of a network: paths that were measured, the best by time and accuracy, and a choice by budget.
 
 A table is a CSV of `Entry` rows. It holds all that was measured; those that a `Runner` picks from are the ones that no
-other one dominates, at most `MOST`.
+other one dominates, at most `MOST` of a network.
 """
 
 import bisect
@@ -19,9 +19,10 @@ import numpy as np
 
 from tilewright.core import arguments, artifacts
 from tilewright.core.errors import ArtifactError, BudgetError, ConfigError
+from tilewright.paths import PARTS
 
 KIND, VERSION, WHAT = "paths", 1, "path table"
-# Rows that a runner picks from, at most.
+# Rows that a runner picks from, at most, of each network.
 MOST = 16
 # What a budget below every promise may ask for: an error, or the fastest path.
 LATE = ("error", "fastest")
@@ -35,7 +36,7 @@ ROUNDING = 5e-4
 
 # Numbers of a row that are chosen by, and the largest of them.
 _NUMBERS = {
-    **dict.fromkeys(("p50_us", "p99_us", "promise_us"), sys.float_info.max),
+    **dict.fromkeys(("p50_us", "p99_us", "promise_us", *PARTS), sys.float_info.max),
     **dict.fromkeys(("fit", "choice", "test", "novel"), 1.0),
 }
 
@@ -50,7 +51,9 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     those of other paths. p99_us, promise_us: of calls as a stream makes them, until the maps are there, see `promised`;
     blank where none were made. fit, choice, test, novel: mean IoU on scenes of these splits, blank where not measured.
     predicted_us, predicted: of the planner. proposed: what proposed it. energy: of a cost model, over the full path's.
-    dominated: text of a path that is no slower and sees as much, blank for none.
+    dominated: text of a path that is no slower and sees as much, blank for none. frame: height and width of the uint8
+    frames that a call takes to give their class maps, such as ``480x640``, see `frames`; blank for one that takes
+    images and gives maps. copy_in_us to copy_out_us: medians of the parts of such a call.
     """
 
     network: str
@@ -74,6 +77,12 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     energy: float | None = None
     dominated: str = ""
     compiled: bool = False
+    frame: str = ""
+    copy_in_us: float | None = None
+    before_us: float | None = None
+    network_us: float | None = None
+    after_us: float | None = None
+    copy_out_us: float | None = None
 
 
 def checked_budget(budget_us: Any) -> float:
@@ -138,6 +147,8 @@ class Table:
         Measured paths of one network, size, device and type.
     least : float
         Smallest accuracy of a path, as a share of the best one's.
+    joint : bool
+        Whether entries may be of several networks, of which one call picks a path.
 
     Attributes
     ----------
@@ -151,9 +162,9 @@ class Table:
         For entries of several networks or devices, and if none has a promised latency.
     """
 
-    def __init__(self, entries: Sequence[Entry], *, least: float = 0.0):
-        """The front of those of `entries` that have a promise, all of one network, checkpoint, rung, device, dtype and
-        batch, and all or none of them compiled.
+    def __init__(self, entries: Sequence[Entry], *, least: float = 0.0, joint: bool = False):
+        """The front of those of `entries` that have a promise, all of one network and checkpoint unless `joint`, of one
+        rung, device, dtype, batch and frame, and all or none of them compiled.
 
         least: share of the best mean IoU on the scenes of ``choice`` that a path needs: one that hardly sees anything
         is no answer to a short budget. Paths whose mean IoU was not measured are kept.
@@ -168,13 +179,24 @@ class Table:
         entries = [entry for entry in entries if entry.choice is None or entry.choice >= least * best]
         if not entries:
             raise ConfigError("path table: expected at least one path with a promise, found none")
-        for field in ("network", "checkpoint", "rung", "device", "dtype", "batch", "compiled"):
+        self.joint = arguments.flag("joint", joint)
+        own = () if joint else ("network", "checkpoint")
+        for field in (*own, "rung", "device", "dtype", "batch", "compiled", "frame"):
             values = sorted({str(getattr(entry, field)) for entry in entries})
             if len(values) > 1:
                 raise ConfigError(f"path table: expected paths of one {field}, found {', '.join(values)}")
         front = sorted((entry for entry in marked(entries) if not entry.dominated), key=lambda x: x.promise_us)  # type: ignore[arg-type, return-value]  # rows of a table have promises
-        self.rows = _thinned(front, MOST)
+        # A joint one loses nothing that a table of each of its networks keeps.
+        self.rows = _thinned(front, MOST * len({(entry.network, entry.checkpoint) for entry in entries}))
         self._promises = [entry.promise_us for entry in self.rows]
+
+    def key(self, entry: Entry) -> str:
+        """What a row is called by: its path, in a joint table behind the network's name and its checkpoint."""
+        return " ".join(filter(None, (entry.network, entry.checkpoint, entry.path))) if self.joint else entry.path
+
+    def state_parts(self, parts: Mapping[str, Mapping[str, float]]) -> None:
+        """Let rows state the parts of their times, ``{key: {column: microseconds}}``."""
+        self.rows = [msgspec.structs.replace(entry, **parts.get(self.key(entry), {})) for entry in self.rows]
 
     def select(self, budget_us: float, *, late: str = "error") -> Entry:
         """The most accurate path whose promised latency fits a budget.
@@ -256,7 +278,8 @@ def read(path: str | Path) -> list[Entry]:
             raise ArtifactError(
                 f"{path}: expected a {WHAT}: rows of kind {KIND}, version {VERSION}, found another at line {number}"
             )
-        stated = {name: row[name] for name in Entry.__struct_fields__ if row.get(name)}
+        # Blank ones count as missing, but random weights have no checkpoint.
+        stated = {"checkpoint": "", **{name: row[name] for name in Entry.__struct_fields__ if row.get(name)}}
         if "status" in row and (row["status"] != "ok" or not row["p50_us"]):
             continue
         try:
@@ -276,7 +299,7 @@ def read(path: str | Path) -> list[Entry]:
     return found
 
 
-def load(path: str | Path, *, least: float = 0.0, rung: str = "trained") -> Table:
+def load(path: str | Path, *, least: float = 0.0, rung: str = "trained", joint: bool = False) -> Table:
     """Read the table of the paths of a file.
 
     Parameters
@@ -287,6 +310,8 @@ def load(path: str | Path, *, least: float = 0.0, rung: str = "trained") -> Tabl
         Paths whose accuracy is below this share of the best one are left out.
     rung : str
         ``trained`` or ``statistics``: with which statistics of batch norm paths were measured.
+    joint : bool
+        Whether paths may be of several networks, see `Table`.
 
     Returns
     -------
@@ -297,4 +322,4 @@ def load(path: str | Path, *, least: float = 0.0, rung: str = "trained") -> Tabl
     ArtifactError, ConfigError
         For a file that is no table, and for arguments out of range.
     """
-    return Table([entry for entry in read(path) if entry.rung == rung], least=least)
+    return Table([entry for entry in read(path) if entry.rung == rung], least=least, joint=joint)

@@ -1,0 +1,266 @@
+"""A runner from frames to class maps within a budget: paths of one network or of several, in one pool of memory."""
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from time import perf_counter, perf_counter_ns
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilewright.core import arguments, timing
+from tilewright.core.errors import ConfigError
+from tilewright.paths import frames as places
+from tilewright.paths.record import Record
+from tilewright.paths.runner import Picker, Told, facts, made
+from tilewright.paths.table import SAMPLES, Table
+
+_LOG = logging.getLogger(__name__)
+# Frames that paths are measured with where none were shown.
+DRAWN = 4
+# Calls of each path that promises are made of, at least.
+FEWEST = 30
+# Of the parts of a call: repetitions, and seconds of each.
+PART_CALLS, PART_SECONDS = 3, 0.05
+
+
+class FrameRunner(Picker):
+    """Class maps of frames within a time budget, by paths of one network or of several.
+
+    ``runner(frame, budget_us=900)`` returns ``(labels, told)``: a class for each pixel of the frame, uint8, and what
+    ran. Resizing, normalisation, the network, interpolation to the frame's size and the largest logit are one CUDA
+    graph on a GPU, with the copies from and to the host's memory. A promise is about all of it. One thread and one
+    stream at a time may call.
+
+    Parameters
+    ----------
+    networks : Module or sequence of Module
+        On one device, in one type, for inference, with the same classes, of which there are at most 256. Their input
+        sizes may differ.
+    table : Table
+        Paths of these networks; with several, a joint one. A table whose promises are about maps, or frames of another
+        size, needs a `rehearse` before the first call.
+    frame : (int, int)
+        Height and width of frames.
+    batch : int
+        Frames of a call.
+    margin : float
+        Share of a promise that is added to it.
+    late : str
+        What happens where no path fits a budget: ``fastest`` runs the fastest one, and `told.short` says so, or
+        ``error``.
+    mean, std : (float, float, float)
+        Of the channels of the networks' training images in 0..1.
+    folded : dict, optional
+        ``{table.key(row): Folded}`` for paths with statistics of their own.
+
+    Attributes
+    ----------
+    table : Table
+        With the promises of now. ``paths.table.write(file, runner.table.rows)`` keeps it.
+    record : Record
+        Promises that were made and kept, by path and hour.
+
+    Raises
+    ------
+    ConfigError
+        For networks whose classes, device or type differ, for a table of another device or with paths of a network
+        that is not given, and as `Runner` does.
+    """
+
+    def __init__(
+        self,
+        networks: torch.nn.Module | Sequence[torch.nn.Module],
+        table: Table,
+        frame: tuple[int, int],
+        *,
+        batch: int = 1,
+        margin: float = 0.0,
+        late: str = "fastest",
+        mean: tuple[float, float, float] = places.MEAN,
+        std: tuple[float, float, float] = places.DEVIATION,
+        folded: Mapping[str, Any] | None = None,
+    ):
+        """Capture the paths of `table`."""
+        if not isinstance(table, Table):
+            raise ConfigError(f"table: expected a path table, found {arguments.shown(table)}")
+        batch, known = arguments.whole("batch", batch), _known(networks)
+        first, *_ = known.values()
+        table.check(batch=batch, **{name: value for name, value in facts(first).items() if name in ("device", "dtype")})
+        keys: dict[tuple, dict] = {}
+        # The slowest first: its memory serves the others.
+        for entry in reversed(table.rows):
+            if (of := (entry.network, entry.checkpoint)) not in known:
+                given = ", ".join(map(_said, known))
+                raise ConfigError(f"networks: expected those of the path table, {_said(of)} among them, found {given}")
+            if entry.rung != "trained" and table.key(entry) not in (folded or {}):
+                raise ConfigError(f"folded: expected batch-norm statistics of {table.key(entry)}, found none")
+            keys.setdefault(of, {})[table.key(entry)] = known[of].path(entry.path)
+        self.places = places.Places(frame, batch, next(first.parameters()).device, mean, std)
+        how = {"batch": batch, "folded": folded, "compiled": table.rows[0].compiled, "frames": self.places}
+        self._calls: dict[str, Any] = {}
+        latest = None
+        for of, paths in keys.items():
+            latest = made(known[of], paths, beside=latest, **how)
+            self._calls |= dict.fromkeys(paths, latest)
+        super().__init__(lambda key, given: self._calls[key](key, given), table, margin=margin, late=late)
+        self.record = Record()
+        self._frame = "x".join(map(str, self.places.size))
+        self._shown: Any = None
+        self._samples: dict[str, deque] = {key: deque(maxlen=SAMPLES) for key in self._calls}
+        self._said_short = False
+
+    def __call__(self, frame: Any, budget_us: float, *, price: float | None = None) -> tuple[torch.Tensor, Told]:
+        """Label a frame by the best path that fits a time budget.
+
+        Parameters
+        ----------
+        frame : Tensor, array, image of Pillow, str or Path
+            uint8 [H, W, 3] or [batch, H, W, 3] of the runner's size, in the host's memory or on the GPU; an RGB image,
+            or its file, which is turned as its EXIF data says. Opening a file is not part of the promise.
+        budget_us : float
+            Time budget in microseconds.
+        price : float, optional
+            Mean IoU that a late call costs, see `Runner`.
+
+        Returns
+        -------
+        (Tensor, Told)
+            Classes, uint8 [H, W] or [batch, H, W], in memory of the caller's, on the device that the frame is on; and
+            what ran.
+
+        Raises
+        ------
+        BudgetError
+            For a budget that is no positive number, and for one that no path fits with ``late="error"``.
+        ConfigError
+            Before promises about frames are known.
+        PatternError, ArtifactError
+            For a frame of another size, type or mode, for a file that is no whole image, and for a second caller.
+        """
+        given = places.opened(frame, self.places.size, len(self.places.frames))
+        begin = perf_counter_ns()
+        entry = self.pick(budget_us, price=price)
+        labels = self.run(entry, given)
+        took = None if labels.is_cuda else (perf_counter_ns() - begin) / 1e3
+        short = entry.promise_us * (1 + self.margin) > budget_us and price is None  # type: ignore[operator]  # rows of a table have promises
+        self.record.saw(self.table.key(entry), entry.promise_us, took, short=short)  # type: ignore[arg-type]  # rows of a table have promises
+        if short and not self._said_short:
+            self._said_short = True
+            said = f"budget: expected at least {entry.promise_us:.0f} us, which the fastest path promises, found "
+            _LOG.warning("%s%.0f us; the fastest path runs", said, budget_us)
+        told = Told(entry.path, entry.promise_us, entry.test, entry.network, short, took)  # type: ignore[arg-type]  # rows of a table have promises
+        return labels if getattr(frame, "ndim", 3) == 4 else labels[0], told
+
+    def pick(self, budget_us: float, *, price: float | None = None) -> Any:
+        """As `Picker.pick`. Raises `ConfigError` before promises about frames of this size are known."""
+        if self.table.rows[0].frame != self._frame:
+            found = self.table.rows[0].frame
+            raise ConfigError(
+                f"path table: expected promises about frames of {self._frame}, found "
+                f"{f'those of {found}' if found else 'those about maps'}; call runner.rehearse(frames) first"
+            )
+        return super().pick(budget_us, price=price)
+
+    def rehearse(self, images: torch.Tensor | None = None, count: int = SAMPLES, *, seed: int = 0) -> dict[str, Any]:
+        """Measure the paths of the table, whole and in parts, in this process.
+
+        Paths that others then dominate are not picked.
+
+        Parameters
+        ----------
+        images : Tensor, optional
+            Frames, uint8 [n, H, W, 3], in the host's memory. None draws some.
+        count : int
+            Calls of each path.
+        seed : int
+            Seed of the random order of the calls.
+
+        Returns
+        -------
+        dict
+            Latencies in microseconds by `table.key`, float [count].
+        """
+        self._shown = self._drawn() if images is None else self._checked(images)
+        found = self.times(self._shown, arguments.whole("count", count), seed=seed)
+        for key, times in found.items():
+            self._samples[key] = deque(times, SAMPLES)
+        self._promise(found, frame=self._frame)
+        self.table.state_parts({key: self._calls[key].parts(key, _effort(self.places)) for key in self._keys()})
+        return found
+
+    def remeasure(self, seconds: float, *, seed: int | None = None) -> int:
+        """Measure some paths again in idle time, and promise what their latest calls took.
+
+        Parameters
+        ----------
+        seconds : float
+            How long to measure; the last call may end later.
+        seed : int, optional
+            Seed of the random order of the calls.
+
+        Returns
+        -------
+        int
+            Calls that were measured.
+        """
+        end = perf_counter() + arguments.number("seconds", seconds, above=0)
+        if self._shown is None:
+            self._shown = self._drawn()
+        drawn, count, batch = np.random.default_rng(seed), 0, len(self.places.frames)
+        entries, parts = self.table.rows, self._shown.split(batch)
+        while perf_counter() < end:
+            entry = entries[drawn.integers(len(entries))]
+            begin = perf_counter_ns()
+            self.run(entry, parts[count % len(parts)])
+            self._samples[self.table.key(entry)].append((perf_counter_ns() - begin) / 1e3)
+            count += 1
+        if all(len(self._samples[key]) >= FEWEST for key in self._keys()):
+            self._promise({key: np.array(self._samples[key]) for key in self._keys()}, frame=self._frame)
+        return count
+
+    def _keys(self):
+        return [self.table.key(entry) for entry in self.table.rows]
+
+    def _drawn(self):
+        size = (DRAWN * len(self.places.frames), *self.places.shape[1:])
+        return torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+    def _checked(self, images):
+        """Frames [n, H, W, 3] of the host. Raises `PatternError`."""
+        return places.opened(images, self.places.size, len(images) if getattr(images, "ndim", 0) == 4 else 1)
+
+
+def _effort(place):
+    """``callable(call) -> microseconds``, the median of a part of a call."""
+    effort: dict[str, Any] = {"min_reps": PART_CALLS, "max_seconds": PART_SECONDS, "rse_target": 0.02}
+    if place.frames.is_cuda:
+        return lambda call: timing.time_gpu(call, **effort).p50_us
+    return lambda call: timing.time_call(call, warmups=1, **effort).p50_us
+
+
+def _known(networks):
+    """``{(name, checkpoint): network}``. Raises `ConfigError` for what is none, and for networks that differ."""
+    given = (networks,) if isinstance(networks, torch.nn.Module) else arguments.each(networks)
+    if not given or not all(isinstance(one, torch.nn.Module) and hasattr(one, "path") for one in given):
+        raise ConfigError(f"networks: expected some that take paths, found {arguments.shown(networks)}")
+    stated = [facts(one) | {"classes": one.options.num_classes} for one in given]
+    for one in stated:
+        for field in ("classes", "device", "dtype"):
+            if one[field] != stated[0][field]:
+                raise ConfigError(
+                    f"networks: expected {field} {stated[0][field]} of all as of {stated[0]['network']}, found "
+                    f"{one[field]} of {one['network']}"
+                )
+    if stated[0]["classes"] > places.MOST_CLASSES:
+        raise ConfigError(f"networks: expected at most {places.MOST_CLASSES} classes, found {stated[0]['classes']}")
+    found = {(one["network"], one["checkpoint"]): network for one, network in zip(stated, given, strict=True)}
+    if len(found) < len(stated):
+        raise ConfigError(f"networks: expected each once, found {_said(next(iter(found)))} again")
+    return found
+
+
+def _said(of):
+    name, checkpoint = of
+    return f"{name} with {f'weights {checkpoint}' if checkpoint else 'random weights'}"
