@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helpers import synthetic
 from helpers.checkout import ALL, merged
+from tilewright import networks
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright_study import config, sections
 from tilewright_study.experiments import gains
@@ -105,6 +106,12 @@ def test_a_section_names_what_is_wrong(change, message):
     stated["gains"] = {**stated["gains"], **change}
     with pytest.raises(ConfigError, match=message):
         config.load(stated | {"experiments": ["gains"]})
+
+
+def test_forms_are_what_networks_of_a_family_can_exchange():
+    assert {name: gains.known(name) for name in networks.NAMES} == {
+        name: networks.exchanged(name)[1] for name in networks.NAMES
+    }
 
 
 def test_names_are_those_of_networks_and_of_timm():

@@ -9,7 +9,7 @@ from tilewright import devices, networks
 from tilewright.attention import backends
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
-from tilewright.networks import attentions
+from tilewright.networks import attentions, batching
 from tilewright_study import sections
 from tilewright_study.experiments import networks as _networks
 from tilewright_study.measure import rows as _rows
@@ -117,8 +117,10 @@ def parse(name):
 
 
 def known(family):
-    """Names of the forms of a family."""
-    return TIMM_FORMS if family == TIMM else networks.exchanged(family)[1]
+    """Names of the forms of a family, as `networks.exchanged`, which loads torch."""
+    if family == TIMM:
+        return TIMM_FORMS
+    return batching.NAMES if family == "deit" else attentions.NAMES
 
 
 def cases(config):
