@@ -20,12 +20,16 @@ from snakemake.utils import update_config
 ROOT = Path(__file__).parents[2]
 
 
+def _experiments():
+    return sorted(path.parent for path in (ROOT / "src/tilewright_study/experiments").glob("*/__init__.py"))
+
+
 def small(**changes):
     """The small study of all experiments: tests/config/tiny.yaml, and the section that each has in its folder.
 
     changes: in place of some of its keys.
     """
-    folders = sorted(path.parent for path in (ROOT / "src/tilewright_study/experiments").glob("*/__init__.py"))
+    folders = _experiments()
     found = {"experiments": [folder.name for folder in folders]}
     for path in (ROOT / "tests/config/tiny.yaml", *(folder / "tiny.yaml" for folder in folders)):
         # Several experiments may share a section, which stands in the folder of one.
@@ -70,6 +74,14 @@ def copied(source):
     return source
 
 
+def linked(source):
+    """Have the new folder `source` stand for this checkout; what runs in it writes nothing here."""
+    source.mkdir()
+    for name in (*PARTS, "Snakefile", "config.yaml"):
+        (source / name).symlink_to(ROOT / name)
+    return source
+
+
 def snakemake(directory, *arguments, source=ROOT, start=subprocess.run, variables=None, **keywords):
     """Run the workflow of the checkout `source`, and its package, in `directory`.
 
@@ -90,10 +102,28 @@ def _stated(directory, source):
     return [*where, "--workflow-profile", source / "profiles/default"]
 
 
-# Loading Snakemake takes as long as planning: processes that plan begin as forks of one that has loaded it, and nothing
-# of this package.
+# Loading takes longer than planning: processes that plan are forks of one that has loaded Snakemake and the package.
 _LOADED = multiprocessing.get_context("forkserver")
-_LOADED.set_forkserver_preload(["snakemake.cli", "snakemake.report.html_reporter", "scipy.sparse.csgraph"])
+_LOADED.set_forkserver_preload(
+    [
+        *("snakemake.cli", "snakemake.report.html_reporter", "scipy.sparse.csgraph", "smart_open", "msgspec"),
+        *(f"tilewright_study.{name}" for name in ("config", "origins", "starts", "report")),
+        *(f"tilewright_study.experiments.{folder.name}" for folder in _experiments()),
+    ]
+)
+# What planning does without; Snakemake itself loads solvers.
+HEAVY = {"torch", "triton", "numba", "matplotlib"}
+
+
+def _take(source):
+    """In a process of its own: the package of the checkout `source`."""
+    os.environ["PYTHONPATH"] = str(source / "src")
+    sys.path.insert(0, os.environ["PYTHONPATH"])
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("tilewright", "tilewright_study"):
+            place = getattr(sys.modules[name], "__file__", None)
+            if place is None or not Path(place).resolve().is_relative_to(Path(source, "src").resolve()):
+                del sys.modules[name]
 
 
 def _run_loaded(arguments, source, folder, output):
@@ -103,17 +133,18 @@ def _run_loaded(arguments, source, folder, output):
     with open(output, "wb") as stream:
         for printed in (1, 2):
             os.dup2(stream.fileno(), printed)
-    os.environ["PYTHONPATH"] = str(source / "src")
     os.chdir(folder)
-    sys.path.insert(0, os.environ["PYTHONPATH"])
+    _take(source)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    main(arguments)
+    try:
+        main(arguments)
+    finally:
+        assert not HEAVY & sys.modules.keys(), "planning loads what only jobs need"
 
 
 def _describe(directory, targets, studies, source, cores, snakefile, output):
     """In a process of its own: see `described`, as JSON in the file `output`."""
-    os.environ["PYTHONPATH"] = str(source / "src")
-    sys.path.insert(0, os.environ["PYTHONPATH"])
+    _take(source)
     from snakemake.api import SnakemakeApi
     from snakemake.settings import types
 

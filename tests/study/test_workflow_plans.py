@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import yaml
 
-from helpers.checkout import ALL, JOB, ROOT, RUN, TINY, copied, dry_run, merged, overlay, plan, run_loaded
+from helpers.checkout import ALL, JOB, ROOT, RUN, TINY, dry_run, linked, merged, overlay, plan, run_loaded
 from tilewright import masks
 from tilewright.packed import pruners
 from tilewright_study import config, experiments, figures, tables
@@ -28,8 +28,8 @@ EXPERIMENTS = ("experiment", "experiment_on_host", "experiment_untimed")
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of what runs the workflow, free to be edited."""
-    return copied(tmp_path_factory.mktemp("source") / "checkout")
+    """Another name of this checkout."""
+    return linked(tmp_path_factory.mktemp("source") / "checkout")
 
 
 @pytest.fixture(scope="module")
