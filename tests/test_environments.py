@@ -27,7 +27,7 @@ PYPI_NAMES = {"matplotlib-base": "matplotlib", "msgspec-python": "msgspec", "pyt
 NOT_LOCKED = {"python", "pip", "cxx-compiler"}
 RECIPES = ("Dockerfile", "tilewright.def")
 # Installed by those who want them alone.
-NOT_SET_UP = {"accelerator", "halide"}
+NOT_SET_UP = {"accelerator", "camera", "halide"}
 # The oldest and the newest torch that everything was run with.
 RUN = ("2.11", "2.13")
 

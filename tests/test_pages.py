@@ -84,7 +84,10 @@ SMALL = {
     "docs/tutorials/reproduce.md": [("vil-tiny-128-s1", "vil-tiny-64-s1")],
     "docs/tutorials/timm.md": [("896", "140"), (", pretrained", ", depth=2, pretrained")],
     "docs/api.md": [("(4096, 4096)", "(64, 64)"), ('"window.plan"', "path")],
-    "docs/dynamic.md": [("b0.safetensors", str(WEIGHTS)), ("9000", "900_000")],
+    "docs/dynamic.md": [
+        *[("b0.safetensors", str(WEIGHTS)), ("9000", "900_000")],
+        *[("(480, 640)", "(60, 80)"), ("rehearse(frames)", "rehearse(frames, 1)")],
+    ],
     "docs/models.md": [("384, 6", "48, 3"), ("(64, 64)", "(8, 8)")],
     "README.md": [("224", "64"), ('"tilewright"', '"native"')],
     "docs/networks.md": [
@@ -121,6 +124,8 @@ def of_paths(tmp_path):
     here = devices.describe("cpu")["name"]
     (tmp_path / "table.csv").write_text(recorded.replace("Intel(R) Xeon(R) Processor", here))
     yield {"images": torch.randn(1, 3, 256, 256)}
+    frames = torch.randint(0, 256, (2, 60, 80, 3), dtype=torch.uint8)
+    yield {"frames": frames, "frame": frames[0]}
 
 
 def of_models(_):

@@ -1,4 +1,4 @@
-"""The command ``tilewright``: plans, what they are made of, and what this machine needs once. See `commands`.
+"""The command ``tilewright``: plans, what they are made of, frames, what this machine needs. See `commands`.
 
 tilewright plan window-15-g1 --grid 64x64 --heads 6 --head-dim 64 --output window.plan
 tilewright show window.plan --figure window.svg
@@ -6,6 +6,7 @@ tilewright bench window.plan
 tilewright calibrate --head-dim 64 --dtype bfloat16
 tilewright compile
 tilewright doctor
+tilewright stream --source photographs --network segformer-b0-512=b0.safetensors --table table.csv --fps 30
 """
 
 import argparse

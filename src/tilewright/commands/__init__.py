@@ -13,7 +13,7 @@ from types import ModuleType
 
 from tilewright.core import registry
 
-NAMES = ("plan", "show", "bench", "calibrate", "compile", "doctor")
+NAMES = ("plan", "show", "bench", "calibrate", "compile", "doctor", "stream")
 
 
 def member(name: str) -> ModuleType:

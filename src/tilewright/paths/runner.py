@@ -250,7 +250,7 @@ def made(network: Any, paths: Mapping[str, Any], *, batch: int, **options: Any) 
     return Calls(network, paths, batch=batch, **options)
 
 
-def facts(network: Any) -> dict[str, str]:
+def facts(network: Any) -> dict[str, Any]:
     """What the rows of a table say of `network`, its weights and where it is, see `Entry`."""
     weight = next(network.parameters())
     try:
