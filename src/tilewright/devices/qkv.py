@@ -77,14 +77,17 @@ def _told_apart(tensors):
     return found
 
 
-def empty(q: torch.Tensor, n_queries: int) -> torch.Tensor:
+def empty(q: torch.Tensor, n_queries: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Memory for a result [B, H, n_queries, D], the heads of a token side by side, as a network's next layer reads it.
+
+    dtype: of the result, None for that of q.
 
     Executors return their results like this, and compilers expect it of the registered operator.
     """
     batch, heads, _, head_dim = q.shape
     width = heads * head_dim
-    return q.new_empty_strided((batch, heads, n_queries, head_dim), (n_queries * width, head_dim, width, 1))
+    strides = (n_queries * width, head_dim, width, 1)
+    return q.new_empty_strided((batch, heads, n_queries, head_dim), strides, dtype=dtype)
 
 
 def own(out: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,12 @@ from torch import Tensor
 from tilewright.core import _internals, arguments
 from tilewright.core.caches import Recent
 from tilewright.core.errors import PatternError, Unavailable
-from tilewright.core.operators import watched
+from tilewright.core.operators import records, watched
+from tilewright.core.transforms import transformed
 from tilewright.devices import qkv
 from tilewright.slices import operators
-from tilewright.slices.layout import OVERFLOW, SliceLists, check_lengths, check_tokens
+from tilewright.slices.layout import FEWEST_ROWS, MOST_ROWS, OVERFLOW, SliceLists, check_lengths, check_tokens
+from tilewright.slices.lists import from_mask
 from tilewright.torch_attention import kernels
 
 # Dense kernels of a GPU, the fastest first: cuDNN's is 1.75 times as fast as FlashAttention-2 on an H200.
@@ -57,11 +59,12 @@ def attend(
     Raises
     ------
     PatternError, DeviceError
-        For tensors that the lists are not for, and for those that need a gradient.
+        For tensors that the lists are not for.
 
     Notes
     -----
-    On a GPU the call does not wait, and may be captured in a CUDA graph.
+    On a GPU the call does not wait, and may be captured in a CUDA graph. q, k and v have gradients of first order, for
+    which the lists are constants. On a GPU those of k and v are sums in any order: two calls may differ in rounding.
     """
     check_kinds(lists, q=q, k=k, v=v, out=out)
     arguments.flag("lse", lse)
@@ -73,10 +76,12 @@ def attend(
 
 def _grouped(q, k, v, lists, scale, lse, out):
     """`attend` where all queries are in groups; log-sum-exps are None unless `lse`."""
-    if watched(q):
-        name = "slices_attend_lse" if lse else "slices_attend"
+    recorded = _recorded(q, k, v)
+    if watched(q) or recorded:
+        # The backward needs log-sum-exps.
+        name = "slices_attend_lse" if lse or recorded else "slices_attend"
         made = getattr(torch.ops.tilewright, name)(*lists.tensors, q, k, v, scale, [*lists.layout])
-        made, sums = made if lse else (made, None)
+        made, sums = made if lse or recorded else (made, None)
         made = made if out is None else out.copy_(made)
     else:
         run = operators.executor(lists.layout, q.device).attend
@@ -91,19 +96,38 @@ def _joint(q, k, v, lists, scale, lse, out):
         if x.ndim != 4 or x.shape[2] != layout.tokens:
             shape = f"({layout.batch}, {layout.heads}, {layout.tokens}, D)"
             raise PatternError(f"{name}: expected shape {shape} as the lists are laid out, found {tuple(x.shape)}")
+    # Nothing is right where a list did not fit.
+    spoiled = lists.state[OVERFLOW] > 0
+
+    def of_text(taken: slice) -> list[Tensor]:
+        found = dense(q[:, :, taken], k, v, scale=scale, lengths=lists.lengths)
+        return [x.masked_fill(spoiled, torch.nan) for x in found]
+
+    if _recorded(q, k, v):
+        # Gradients pass no memory that is written to.
+        parts = [(layout.grouped.start, _grouped(q[:, :, layout.grouped], k, v, lists, scale, True, None))]
+        parts += [(taken.start, of_text(taken)) for taken in layout.text]
+        joined = [torch.cat(x, 2) for x in zip(*(part for _, part in sorted(parts, key=_start)), strict=True)]
+        return joined[0] if out is None else out.copy_(joined[0]), joined[1]
     made = qkv.empty(q, layout.tokens) if out is None else out
     sums = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
     _, own = _grouped(q[:, :, layout.grouped], k, v, lists, scale, lse, made[:, :, layout.grouped])
     if sums is not None:
         sums[:, :, layout.grouped] = own
-    # Nothing is right where a list did not fit.
-    spoiled = lists.state[OVERFLOW] > 0
-    for text in layout.text:
-        found, own = dense(q[:, :, text], k, v, scale=scale, lengths=lists.lengths)
-        made[:, :, text] = found.masked_fill(spoiled, torch.nan)
+    for taken in layout.text:
+        made[:, :, taken], own = of_text(taken)
         if sums is not None:
-            sums[:, :, text] = own.masked_fill(spoiled, torch.nan)
+            sums[:, :, taken] = own
     return made, sums
+
+
+def _start(part):
+    return part[0]
+
+
+def _recorded(q, k, v):
+    """Whether gradients are recorded, or may be."""
+    return records(q, k, v) or transformed()
 
 
 def merge(*parts: Part) -> Part:
@@ -171,6 +195,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, length
     -----
     On a GPU of compute capability 9.0 or later this is cuDNN's kernel, on others FlashAttention-2, and the
     memory-efficient kernel for tensors that these refuse and for `lengths`. On a CPU it is torch's flash operator.
+    Where gradients are recorded it is `attend` by lists of all keys.
 
     Examples
     --------
@@ -185,6 +210,9 @@ def dense(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, length
     scale = _scale(q, scale)
     if lengths is not None:
         lengths = check_lengths(lengths, q)
+    if _recorded(q, k, v):
+        check_tokens(q=q, k=k, v=v)
+        return _grouped(q, k, v, _all_keys(q, k.shape[2], lengths), scale, True, None)
     if watched(q):
         return torch.ops.tilewright.slices_dense(q, k, v, lengths, scale, [])
     return _dense(q, k, v, lengths, scale)
@@ -207,9 +235,10 @@ def recall(q: Tensor, k: Tensor, lists: SliceLists, *, scale: float | None = Non
     Returns
     -------
     Tensor
-        Float32 [B, H, N_q], from 0 to 1.
+        Float32 [B, H, N_q], from 0 to 1, without a gradient.
     """
     check_kinds(lists, q=q, k=k, lse=lse)
+    q, k = q.detach(), k.detach()
     _, listed = attend(q, k, k, lists, scale=scale, lse=True)
     if lse is None:
         _, lse = dense(q, k, k, scale=scale, lengths=lists.lengths)
@@ -246,6 +275,16 @@ def check_tensors(**tensors: Any) -> None:
             continue
         if not isinstance(x, Tensor) or x.ndim < 3 or x.is_nested:
             raise PatternError(f"{name}: expected a tensor of shape (B, H, N, D), found {arguments.shown(x)}")
+
+
+def _all_keys(q, n_keys, lengths):
+    """Lists of all keys, or of the first `lengths` of each batch entry."""
+    batch, heads, queries, _ = q.shape
+    rows = max(FEWEST_ROWS, min(MOST_ROWS, 1 << (queries - 1).bit_length()))
+    mask = torch.arange(n_keys, device=q.device).view(1, 1, 1, -1)
+    mask = mask >= 0 if lengths is None else mask < lengths.view(-1, 1, 1, 1)
+    mask = mask.expand(-1, -1, -(-queries // rows), -1)
+    return from_mask(mask, queries, batch=batch, heads=heads, rows=rows)
 
 
 def _dense(q, k, v, lengths, scale):

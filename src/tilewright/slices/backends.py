@@ -11,6 +11,9 @@
         natural log-sum-exps, float32 [B, H, N_q]. lists: the four tensors. out: memory for the result, None for new.
         Groups without keys give zeros and -inf. All is NaN where ``state`` says that a list did not fit. Raises
         `PatternError` or `DeviceError` for tensors other than the layout's, or that need a gradient.
+    ``backward(lists, q, k, v, out, lse, grad, *, scale, lse_grad=None) -> (dq, dk, dv)``: gradients of what ``attend``
+        returned, of its result `grad` [B, H, N_q, D] and of its log-sum-exps, float32 [B, H, N_q] or None. The lists
+        are constants. All is NaN where the result was.
 
 ``selection.py``, beside ``executor.py``: which keys such lists hold, see `slices.selection`.
 """

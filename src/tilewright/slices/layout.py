@@ -380,8 +380,6 @@ def check_qkv(device: torch.device, **inputs: Tensor) -> None:
             raise PatternError(
                 f"{name}: expected stride 1 in the last dimension, found {x.stride(-1)}; pass {name}.contiguous()"
             )
-        if x.requires_grad and torch.is_grad_enabled():
-            raise PatternError(f"{name}: slices have no backward; call this under torch.no_grad()")
     if q.shape[-1] not in HEAD_DIMS:
         raise PatternError(f"q: expected a head dim of {' or '.join(map(str, HEAD_DIMS))}, found {q.shape[-1]}")
     if (out := inputs.get("out")) is not None:

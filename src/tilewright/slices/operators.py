@@ -14,7 +14,7 @@ from torch import Tensor, library
 
 from tilewright.core import operators as _first  # noqa: F401  defines the library that a fragment is added to
 from tilewright.core import transforms
-from tilewright.core.errors import DeviceError
+from tilewright.core.errors import DeviceError, PatternError
 from tilewright.devices import qkv
 from tilewright.slices.backends import EXECUTORS
 from tilewright.slices.layout import STATE, Layout, Lists
@@ -79,6 +79,38 @@ def _fake_attend_lse(layout, keys, counts, order, state, q, k, v, scale):
     return qkv.empty(q, layout.queries), lse
 
 
+def _backward(layout, grad, lse_grad, keys, counts, order, state, q, k, v, out, lse, scale):
+    lists = keys, counts, order, state
+    return executor(layout, q.device).backward(lists, q, k, v, out, lse, grad, scale=scale, lse_grad=lse_grad)
+
+
+def _fake_backward(layout, grad, lse_grad, keys, counts, order, state, q, k, v, *_):
+    return tuple(qkv.empty(x, x.shape[2]) for x in (q, k, v))
+
+
+def _setup(ctx, inputs, output):
+    *tensors, ctx.scale, ctx.layout = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _differentiated(ctx, grad, lse_grad):
+    tensors, found = ctx.saved_tensors, (None, None, None)
+    if grad is not None or lse_grad is not None:
+        grad = torch.zeros_like(tensors[-2]) if grad is None else grad
+        found = torch.ops.tilewright.slices_backward(grad, lse_grad, *tensors, ctx.scale, list(ctx.layout))
+    # The lists are constants.
+    return *(None,) * 4, *found, None, None
+
+
+def _nothing(ctx, inputs, output):
+    """A refusal needs nothing of a call."""
+
+
+def _refused(ctx, *_):
+    raise PatternError("attention by slices has first derivatives only, found a call for a second derivative")
+
+
 _MADE = "(Tensor, Tensor, Tensor, Tensor)"
 _ATTENDED = "Tensor keys, Tensor counts, Tensor order, Tensor state, Tensor q, Tensor k, Tensor v, float scale"
 
@@ -88,3 +120,13 @@ define("rank", "Tensor counts", "(Tensor, Tensor)", _by("rank"), _fake_rank)
 define("pack", "Tensor keys, Tensor counts", "Tensor", _by("pack"), _fake_pack)
 define("attend", _ATTENDED, "Tensor", _attend, _fake_attend)
 define("attend_lse", _ATTENDED, "(Tensor, Tensor)", partial(_attend, with_lse=True), _fake_attend_lse)
+define(
+    "backward",
+    "Tensor grad, Tensor? lse_grad, Tensor keys, Tensor counts, Tensor order, Tensor state, Tensor q, Tensor k, "
+    "Tensor v, Tensor out, Tensor lse, float scale",
+    "(Tensor, Tensor, Tensor)",
+    _backward,
+    _fake_backward,
+)
+transforms.differentiate("slices_attend_lse", _setup, _differentiated)
+transforms.differentiate("slices_backward", _nothing, _refused)

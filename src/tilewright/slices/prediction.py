@@ -124,6 +124,8 @@ def predict(
     """
     always, keep, key = _ranges(always), _keeps(keep), None
     check_tensors(q=q, k=k)
+    # Lists are constants.
+    q, k = (x.detach() if x.requires_grad else x for x in (q, k))
     for name, value in (("mass", mass), ("threshold", threshold)):
         if value is not None and not is_share(value):
             raise ConfigError(f"{name}: expected a number in (0, 1], found {arguments.shown(value)}")

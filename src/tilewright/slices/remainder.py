@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from tilewright.core.operators import watched
+from tilewright.core.errors import PatternError
+from tilewright.core.operators import records, watched
 from tilewright.devices import qkv
 from tilewright.slices import operators
 from tilewright.slices.attention import biased, check_kinds, check_scale, left_out
@@ -37,7 +38,7 @@ def rest(q: Tensor, k: Tensor, v: Tensor, lists: SliceLists, *, scale: float | N
     Raises
     ------
     PatternError, DeviceError
-        For tensors that `attend` refuses.
+        For tensors that `attend` refuses, and for those that need a gradient.
 
     Notes
     -----
@@ -45,6 +46,8 @@ def rest(q: Tensor, k: Tensor, v: Tensor, lists: SliceLists, *, scale: float | N
     products of dense attention for groups of M queries. On a GPU the call does not wait.
     """
     check_kinds(lists, q=q, k=k, v=v)
+    if records(q, k, v):
+        raise PatternError("q, k, v: slices.rest has no backward; call it under torch.no_grad()")
     layout = lists.layout
     scale = q.shape[-1] ** -0.5 if scale is None else check_scale(scale)
     check_inputs(layout, *lists.tensors, q=q[:, :, layout.grouped], k=k, v=v)

@@ -393,7 +393,6 @@ def small(**stated):
         ({"mass": 0.5, "q": torch.ones(1, 40, 64)}, PatternError, r"^q: expected shape \(B, H, N, D\)"),
         ({"mass": 0.5, "k": torch.ones(1, 2, 40, 64)}, PatternError, "^k: expected shape .*, B, H and D as of q"),
         ({"mass": 0.5, "k": torch.ones(1, 1, 40, 64).half()}, PatternError, "^k: expected float32, .*, the same"),
-        ({"mass": 0.5, "q": torch.ones(1, 1, 40, 64, requires_grad=True)}, PatternError, "^q: slices have no backward"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_predicted_is_refused(stated, error, message):

@@ -117,6 +117,49 @@ class Executor:
         found, sums = attention_with_lse(q[b : b + 1, h : h + 1, rows], *taken, attn_mask=None, scale=scale)
         out[b, h, rows], lse[b, h, rows] = found[0, 0], sums[0, 0]
 
+    @in_any_state
+    def backward(
+        self,
+        lists: layouts.Lists,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad: torch.Tensor,
+        *,
+        scale: float,
+        lse_grad: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `slices.backends`."""
+        layouts.check_inputs(self.layout, *lists, q=q, k=k, v=v)
+        start = torch.nan if lists[3][layouts.OVERFLOW] else 0.0
+        found = [qkv.empty(x, x.shape[2], torch.float32).fill_(start) for x in (q, k, v)]
+        delta = (out.float() * grad.float()).sum(-1)
+        if lse_grad is not None:
+            delta -= lse_grad
+        keys, counts = lists[0], lists[1].numpy()
+        if start == 0:
+            job = partial(self._head_gradients, keys, counts, (q, k, v, grad, lse, delta), scale, found)
+            with alone():
+                # Groups of a head add to the same keys: they follow each other.
+                workers(torch.get_num_threads()).run(job, list(np.ndindex(*counts.shape[:2])))
+        dq, dk, dv = (x.to(q.dtype) for x in found)
+        return dq, dk, dv
+
+    def _head_gradients(self, keys, counts, tokens, scale, found, head):
+        q, k, v, grad, lse, delta = (x[head] for x in tokens)
+        dq, dk, dv = (x[head] for x in found)
+        for g in range(self.layout.groups):
+            rows = slice(g * self.layout.rows, (g + 1) * self.layout.rows)
+            listed = keys[head][g, : counts[head][g]]
+            own, its_grad, (near, values) = q[rows].float(), grad[rows].float(), (x[listed].float() for x in (k, v))
+            weights = (own @ near.mT * scale - lse[rows, None]).exp_()
+            dv.index_add_(0, listed, weights.mT @ its_grad)
+            weights *= (its_grad @ values.mT - delta[rows, None]) * scale
+            dq[rows] = weights @ near
+            dk.index_add_(0, listed, weights.mT @ own)
+
     @property
     def _groups(self):
         return self.layout.batch, self.layout.heads, self.layout.groups

@@ -12,7 +12,7 @@ import triton
 from tilewright.devices import qkv
 from tilewright.devices.cuda.launcher import ALIGNED, KEYS, CachedLaunch, wide
 from tilewright.slices import layout as layouts
-from tilewright.slices.cuda import forms, kernels
+from tilewright.slices.cuda import forms, gradient_kernel, kernels
 
 # Keys that a program flags or packs at once; groups that it ranks at once, and others that it compares them with.
 FLAGGED, RANKED, COMPARED = 1024, 32, 64
@@ -36,6 +36,7 @@ class Executor:
         self._attend = lru_cache(KEYS)(
             lambda scale, given: CachedLaunch(partial(self._launch_attend, scale, given), device)
         )
+        self._backward = lru_cache(KEYS)(lambda scale: CachedLaunch(partial(self._launch_backward, scale), device))
 
     def from_mask(self, mask: torch.Tensor) -> layouts.Lists:
         """See `slices.backends`."""
@@ -77,6 +78,28 @@ class Executor:
             return run(*given, *lists, q, k, v), None
         lse = q.new_empty(*self._groups[:2], self.layout.queries, dtype=torch.float32)
         return run(*given, *lists, q, k, v, lse), lse
+
+    def backward(
+        self,
+        lists: layouts.Lists,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad: torch.Tensor,
+        *,
+        scale: float,
+        lse_grad: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `slices.backends`."""
+        # Sums of programs in any order are in float32. They are NaN from the start where a list did not fit.
+        start = torch.where(lists[3][layouts.OVERFLOW] > 0, torch.nan, 0.0)
+        dk, dv = (qkv.empty(x, x.shape[2], torch.float32).copy_(start) for x in (k, v))
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        more = () if lse_grad is None else (lse_grad.contiguous(),)
+        dq = self._backward(scale)(dk, dv, *lists, q, k, v, out, grad, lse.contiguous(), *more)
+        return dq, dk.to(k.dtype), dv.to(v.dtype)
 
     @property
     def _groups(self):
@@ -144,6 +167,24 @@ class Executor:
         grid = math.prod(self._groups)
         compiled = kernel[(grid,)](out, *lists, q, k, v, *lse, *arguments, num_warps=num_warps)
         return out, compiled, grid, arguments
+
+    def _launch_backward(self, scale, dk, dv, *tensors):
+        layout = self.layout
+        *lists, q, k, v, out, grad, _ = tensors[:10]
+        layouts.check_inputs(layout, *lists, q=q, k=k, v=v)
+        dq, head_dim = qkv.empty(q, layout.queries), q.shape[-1]
+        chosen = forms.of_gradients(layout.rows, head_dim, q.dtype, forms.device_facts(self._device)[1])
+        strided = q, k, v, out, grad, dq
+        strides = (stride for x in strided for stride in x.stride()[:3])
+        sizes = layout.queries, layout.keys, layout.groups, layout.capacity, scale * math.log2(math.e), scale
+        constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
+        is_wide = any(wide(x.shape[2], x.stride(2)) for x in strided)
+        arguments = (*(() if len(tensors) > 10 else (None,)), *strides, *sizes, *constants, is_wide)
+        grid = math.prod(self._groups)
+        compiled = gradient_kernel.tilewright_slice_gradients[(grid,)](
+            dq, dk, dv, *tensors, *arguments, num_warps=chosen.num_warps
+        )
+        return dq, compiled, grid, arguments
 
 
 def _even(x):

@@ -85,6 +85,17 @@ def plain(rows: int, head_dim: int, dtype: torch.dtype, most_shared_bytes: int) 
     return chosen
 
 
+def of_gradients(rows: int, head_dim: int, dtype: torch.dtype, most_shared_bytes: int) -> SliceConfig:
+    """The `SliceConfig` of `gradient_kernel`: the largest whose registers a compiler for Hopper found enough for."""
+    if dtype.itemsize > 2:
+        return plain(rows, head_dim, dtype, most_shared_bytes)
+    chosen = SliceConfig(64, num_stages=2, num_warps=8 if rows > 64 else 4)
+    # Beside what attention keeps: gradients of the queries' results, and weights and their gradients in 16 bits.
+    more = (head_dim + 2 * chosen.step_keys) * rows * dtype.itemsize
+    fits = shared_bytes(chosen, rows, head_dim, dtype.itemsize) + more <= most_shared_bytes
+    return chosen if fits else replace(chosen, num_stages=1)
+
+
 def device_facts(device: torch.device) -> tuple[tuple[int, int], int]:
     """``((major, minor), most bytes of shared memory of a program)``; those of an A100 under the interpreter, which
     runs no kernel of `warp_kernel`."""

@@ -165,13 +165,13 @@ def tilewright_slice_attention(
     n_full = (count - 1) // BLOCK_N
     if count > 0:
         place = n_full * BLOCK_N + n
-        keys = _listed(key_ptr, tl.minimum(place, count - 1), RUN)
+        keys = listed_keys(key_ptr, tl.minimum(place, count - 1), RUN)
         b_v, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, HEAD_DIM, 0)  # [BLOCK_N, HEAD_DIM]
         b_s = scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, HEAD_DIM, 0)
         b_s = tl.where((place < count)[None, :], b_s, -float("inf"))
         m_i, l_i, acc, acc1 = update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, 0)
         if AHEAD:
-            keys = _listed(key_ptr, tl.minimum(n, count - 1), RUN)
+            keys = listed_keys(key_ptr, tl.minimum(n, count - 1), RUN)
             for j in tl.range(0, n_full, num_stages=NUM_STAGES):
                 # Never beyond the full steps, where the numbers of a list need not be defined.
                 later = _step(key_ptr, tl.minimum(j + 1, n_full - 1) * BLOCK_N, n, RUN, BLOCK_N)
@@ -198,13 +198,13 @@ def tilewright_slice_attention(
 def _step(key_ptr, lo, n, RUN: tl.constexpr, BLOCK_N: tl.constexpr):
     """Numbers of the keys from place `lo` of a list on, all of which are listed."""
     if RUN < BLOCK_N:
-        return _listed(key_ptr, lo + n, RUN)
+        return listed_keys(key_ptr, lo + n, RUN)
     # The keys of a step are neighbours.
     return tl.load(key_ptr + lo // RUN * RUN) + lo % RUN + n
 
 
 @triton.jit
-def _listed(key_ptr, place, RUN: tl.constexpr):
+def listed_keys(key_ptr, place, RUN: tl.constexpr):
     """Numbers of the keys at places of a list."""
     if RUN == 1:
         return tl.load(key_ptr + place)
