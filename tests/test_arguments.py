@@ -322,6 +322,7 @@ TABLE = {
             "first_dense": [-1, "a", 1.5, None],
             "dense_layers": [-1, "a", 1.5, None],
             "shared": ["a", 3, [1], {"a": "b", "b": "c"}],
+            "budgets": [3, "", ARRAY],
             "packed": [*FLAG, None],
             "delta": [*FLAG, None],
             "rest": [*FLAG, None],
@@ -420,7 +421,7 @@ TAKING_PATHS = {
 # Behind the registered operator, or of what others of the interface have made.
 INNER = {
     *("Plan.run", "Plan.gradients", "Plan.like_result", "Plan.check_backward"),
-    *("models.bias_index", "models.sources", "slices.Layout", "slices.SliceLists"),
+    *("models.bias_index", "models.sources", "slices.Layout", "slices.SliceLists", "slices.Budgets"),
     *("neighborhood.NeighborhoodPlan", "neighborhood.Rule"),
 }
 

@@ -1,4 +1,4 @@
-"""The command ``tilewright``: plans, what they are made of, frames, what this machine needs. See `commands`.
+"""The command ``tilewright``: plans, what they are made of, frames, budgets, what this machine needs. See `commands`.
 
 tilewright plan window-15-g1 --grid 64x64 --heads 6 --head-dim 64 --output window.plan
 tilewright show window.plan --figure window.svg
@@ -7,6 +7,7 @@ tilewright calibrate --head-dim 64 --dtype bfloat16
 tilewright compile
 tilewright doctor
 tilewright stream --source photographs --network segformer-b0-512=b0.safetensors --table table.csv --fps 30
+tilewright tune-slices wan-1.3b-480p-81f --checkpoint wan.safetensors --device cuda --keep 0.2 --output budgets.json
 """
 
 import argparse

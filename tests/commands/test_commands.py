@@ -69,7 +69,7 @@ def test_no_command_shows_the_help_with_examples(capsys):
 @pytest.mark.parametrize("name", commands.NAMES)
 def test_an_unknown_option_is_exit_status_2(capsys, name):
     with pytest.raises(SystemExit) as stopped:
-        needed = {"plan": ["-o", "x"], "stream": ["--source", "x", "--network", "x"]}
+        needed = {"plan": ["-o", "x"], "tune-slices": ["-o", "x"], "stream": ["--source", "x", "--network", "x"]}
         command.main([name, "--frobnicate", "x", "x", *needed.get(name, [])])
     assert stopped.value.code == 2
     assert "--frobnicate" in capsys.readouterr().err

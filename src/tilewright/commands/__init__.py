@@ -9,16 +9,18 @@ Importing a member stays light: `tilewright --help` loads no torch.
 
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
 
 from tilewright.core import registry
 
-NAMES = ("plan", "show", "bench", "calibrate", "compile", "doctor", "stream")
+NAMES = ("plan", "show", "bench", "calibrate", "compile", "doctor", "stream", "tune-slices")
 
 
 def member(name: str) -> ModuleType:
     """The module of a subcommand. Raises `UnknownNameError`."""
-    return registry.member(__name__, "command", name, NAMES)
+    registry.check("command", name, NAMES)
+    return import_module(f"{__name__}.{name.replace('-', '_')}")
 
 
 def table(rows: Sequence[dict[str, str]]) -> list[str]:

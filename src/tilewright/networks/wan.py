@@ -110,6 +110,11 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return pattern.latent_shape(self.frames, *self.pixels)
 
     @property
+    def model(self) -> str:
+        """What clips of all sizes have in common."""
+        return f"wan-{self.variant}"
+
+    @property
     def shift(self) -> float:
         """How far the sampler's times are shifted towards noise."""
         return pattern.SHIFTS[self.resolution]
@@ -497,6 +502,10 @@ class Network(nn.Module):
             generator = torch.Generator("cpu").manual_seed(seed)
             noise = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
         noise = noise.to(self.patch_embedding.weight.device, torch.float32)
+        attention = self.clip(pattern.grid(noise.shape), noise.device).layers[0].attention
+        if attention.stateful:
+            stated = {"model": self.options.model, "layers": self.options.depth, "steps": steps}
+            attention.check_run(**stated, shape=noise.shape[1:])
         velocity, passes = rectified_flow.guided(self, text, negative, guidance)
         sigmas = rectified_flow.sigmas(steps, self.options.shift if shift is None else shift)
         return Sample(rectified_flow.euler(velocity, noise, sigmas), passes * steps)

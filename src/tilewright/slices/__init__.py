@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewright.slices.attention import attend, dense, merge, recall
+    from tilewright.slices.budgets import Budgets
     from tilewright.slices.layout import Layout, SliceLists, make_layout
     from tilewright.slices.lists import from_indices, from_mask, from_mask_mod, unpack
     from tilewright.slices.prediction import predict
@@ -22,10 +23,11 @@ _LATER = {
     **dict.fromkeys(("attend", "dense", "merge", "recall"), "attention"),
     **dict.fromkeys(("Layout", "SliceLists", "make_layout"), "layout"),
     **dict.fromkeys(("from_indices", "from_mask", "from_mask_mod", "unpack"), "lists"),
-    **{"predict": "prediction", "rest": "remainder", "Steps": "steps"},
+    **{"predict": "prediction", "rest": "remainder", "Steps": "steps", "Budgets": "budgets"},
 }
 
 __all__ = [
+    "Budgets",
     "Layout",
     "SliceLists",
     "Steps",

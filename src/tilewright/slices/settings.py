@@ -9,6 +9,8 @@ from tilewright.slices import predictors
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 # Attention that lists are to hold where nothing is stated, and the share of the keys that they hold at most.
 MASS, MOST = 0.95, 0.4
+# How many keys lists hold, and have room for.
+AMOUNTS = ("budget", "mass", "keep", "threshold")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -10,9 +11,11 @@ from tilewright.core import arguments
 from tilewright.core.errors import PatternError
 from tilewright.slices import prediction
 from tilewright.slices.attention import attend, dense, merge
+from tilewright.slices.budgets import Budgets
 from tilewright.slices.layout import Layout, SliceLists
 from tilewright.slices.lists import unpack
 from tilewright.slices.remainder import rest
+from tilewright.slices.settings import AMOUNTS
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,9 @@ class Steps:
         layer and branch.
     rest : bool
         Estimate what lists leave out, see `slices.rest`.
+    budgets : Budgets, str or Path, optional
+        A table, or its file, of the shares of the keys that heads list, by layer and part of a run: see
+        `tilewright tune-slices`. A part needs a step of `refresh`: lists keep the shares of the step they are made at.
     predict : callable, optional
         ``predict(q, k, **options) -> SliceLists``; the default is `slices.predict`.
     **options
@@ -71,7 +77,9 @@ class Steps:
     Raises
     ------
     PatternError
-        For steps that are no numbers from 0 up.
+        For steps that are no numbers from 0 up, and for a table beside other amounts of keys.
+    ArtifactError
+        For a file that is no table.
 
     References
     ----------
@@ -89,6 +97,7 @@ class Steps:
         packed: bool = True,
         delta: bool = False,
         rest: bool = False,
+        budgets: Budgets | str | Path | None = None,
         predict: Callable[..., SliceLists] | None = None,
         **options: Any,
     ) -> None:
@@ -113,6 +122,7 @@ class Steps:
                 f"shared: expected branches that share lists of a branch with lists, found {chained[0]!r} of "
                 f"{self.shared[chained[0]]!r}, which shares lists"
             )
+        self.budgets = self._table(budgets, options)
         self._predict, self._options = predict, options
         self._kept: dict[tuple[str, int, Hashable], _Kept] = {}
         self._run: Hashable = None
@@ -137,6 +147,8 @@ class Steps:
         Raises `PatternError` where lists are needed that the last refresh has not made in this run, and what `attend`,
         `dense` and the predictor raise.
         """
+        if self.budgets is not None:
+            self.budgets.check_call(layer, step, q.shape[1], q.shape[2])
         self._begin(layer, step, branch, run)
         if layer < self.dense_layers:
             return dense(q, k, v, lengths=lengths)[0]
@@ -152,6 +164,18 @@ class Steps:
             return dense(q, k, v, lengths=lengths)[0]
         out = self._attend(q, k, v, self.lists(layer, step, branch))
         return out + self._of("delta", layer, step, branch).delta if self.delta else out
+
+    def _table(self, budgets, options):
+        """A table as `Budgets`, or None. Raises `PatternError` for one that these steps cannot follow."""
+        if budgets is None:
+            return None
+        table = budgets if isinstance(budgets, Budgets) else Budgets.load(budgets)
+        if stated := [name for name in AMOUNTS if options.get(name) is not None]:
+            raise PatternError(f"budgets: expected a table in place of {', '.join(stated)}, found both")
+        if missed := set(range(len(table.begins))) - {table.part(step) for step in self.refresh}:
+            begin = table.begins[min(missed)]
+            raise PatternError(f"refresh: expected a step in each part of the table, found none in that from {begin}")
+        return table
 
     def _begin(self, layer, step, branch, run):
         """Forget what is kept of another run."""
@@ -176,6 +200,9 @@ class Steps:
         """Predict lists and keep them."""
         predict = self._predict or prediction.predict
         given = {} if lengths is None else {"lengths": lengths}
+        if self.budgets is not None:
+            shares = self.budgets.of(step, layer)
+            given |= {"keep": shares, "budget": max(shares)}
         lists = predict(q, k, **given, **self._options)
         kept = lists.pack() if self.packed else lists
         self._kept["lists", layer, branch] = _Kept(step, lists.layout, kept, lists.lengths)

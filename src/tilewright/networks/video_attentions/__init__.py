@@ -8,6 +8,9 @@ Contract of a member module:
         code is interrupted there. Called with q, k, v [B, H, N, D], which may be strided, and a `Call`, or None where
         it is not stateful, it returns [B, H, N, D]. Raises `tilewright.core.errors.Unavailable` where it cannot run.
 
+A stateful one has ``check_run(**found)``, which raises `PatternError` where it cannot serve a run: see
+`slices.Budgets.check`.
+
 What is not over all pairs, or has no backward, is not for training.
 """
 

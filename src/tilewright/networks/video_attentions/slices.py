@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from tilewright import slices
+from tilewright.core.errors import ConfigError
 from tilewright.slices import settings as stated
 
 if TYPE_CHECKING:
@@ -16,7 +17,10 @@ Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `slices.Steps` takes, by its names. shared: branches that take the lists of another, such as ``{1: 0}``."""
+    """What `slices.Steps` takes, by its names.
+
+    shared: branches that take the lists of another, such as ``{1: 0}``. budgets: file of a table.
+    """
 
     refresh: tuple[Number, ...] = (0, 15, 30, 45)
     first_dense: Number = 2
@@ -25,6 +29,7 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packed: bool = True
     delta: bool = False
     rest: bool = False
+    budgets: str | None = None
 
 
 class Settings(stated.Settings, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +40,16 @@ class Settings(stated.Settings, frozen=True, forbid_unknown_fields=True):
     @property
     def stated(self) -> dict[str, Any]:
         """Keywords of `slices.predict`."""
-        return {name: value for name, value in super().stated.items() if name != "steps"}
+        # A table has amounts of its own.
+        left = ("steps", *stated.AMOUNTS) if self.steps is not None and self.steps.budgets else ("steps",)
+        return {name: value for name, value in super().stated.items() if name not in left}
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for amounts of keys beside a table."""
+        super().__post_init__()
+        found = [name for name in stated.AMOUNTS if getattr(self, name) is not None]
+        if found and self.steps is not None and self.steps.budgets:
+            raise ConfigError(f"budgets: expected a table in place of {', '.join(found)}, found both")
 
 
 class Attention:
@@ -53,6 +67,11 @@ class Attention:
     def stateful(self) -> bool:
         """Whether lists are kept."""
         return self.steps is not None
+
+    def check_run(self, **found: Any) -> None:
+        """Raise `PatternError` where a table is of another model or run, as `slices.Budgets.check`."""
+        if self.steps is not None and self.steps.budgets is not None:
+            self.steps.budgets.check(**found)
 
     def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor", call: "Call") -> "Tensor":
         """Attend by lists that are predicted now, or were at an earlier step."""
