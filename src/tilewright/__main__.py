@@ -8,6 +8,7 @@ tilewright compile
 tilewright doctor
 tilewright stream --source photographs --network segformer-b0-512=b0.safetensors --table table.csv --fps 30
 tilewright tune-slices wan-1.3b-480p-81f --checkpoint wan.safetensors --device cuda --keep 0.2 --output budgets.json
+tilewright descriptors --device aie2-memtile --shape 64x64 --slice 'a[::2].T'
 """
 
 import argparse

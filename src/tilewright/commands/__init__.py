@@ -14,7 +14,7 @@ from types import ModuleType
 
 from tilewright.core import registry
 
-NAMES = ("plan", "show", "bench", "calibrate", "compile", "doctor", "stream", "tune-slices")
+NAMES = ("plan", "show", "bench", "calibrate", "compile", "doctor", "stream", "tune-slices", "descriptors")
 
 
 def member(name: str) -> ModuleType:
