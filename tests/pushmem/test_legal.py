@@ -141,6 +141,7 @@ def test_wide_words_may_be_half_empty(engine):
 def test_what_algebra_does_not_find_is_asked_of_the_whole_tile(monkeypatch):
     extras.need("bitwuzla", "amaranth", "pyosys")
     monkeypatch.setattr("tilewright.pushmem.templates.TRIES", 0)
+    monkeypatch.setattr("tilewright.pushmem.search.SIZES", ())
     stream = cut(HALF, 9)
     assert solve.solve(stream, PUB, engine="fit").verdict == "unknown"
     late = solve.solve(stream, PUB, depth=1, limit_s=0.0)

@@ -4,6 +4,7 @@ Whatever found it, a configuration is run over the whole stream and a drain behi
 built, by the RTL, and every word is compared. One that differs is never returned.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from time import perf_counter
@@ -12,7 +13,7 @@ import numpy as np
 
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError, SolverError, Unavailable
-from tilewright.pushmem import counting, fit, parts, recurrence, rtl, streams, templates
+from tilewright.pushmem import counting, fit, parts, recurrence, rtl, search, streams, templates
 from tilewright.pushmem.counting import NoScheduleError, NotFoundError
 from tilewright.pushmem.memories import ConflictError, Memory, pub
 from tilewright.pushmem.settings import CYCLE_BITS, Configuration
@@ -21,6 +22,9 @@ from tilewright.pushmem.streams import DRAIN, Stream
 ENGINES = ("auto", "fit", "bmc")
 LAYERS = ("levels", "extents", "strides", "starts")
 SOLVED, INFEASIBLE, UNKNOWN = "solved", "infeasible", "unknown"
+# Seconds of algebra, where no shorter limit is stated; and the share of them after which what no template has is
+# searched.
+FIT_S, TEMPLATES = 5.0, 0.4
 # Seconds for the one question of a whole tile that algebra cannot tell, where no limit is stated.
 WHOLE_S = 60.0
 
@@ -96,7 +100,7 @@ def solve(
     if known is not None:
         known.check(memory)
     begin = perf_counter()
-    chosen, found = _fitted(stream, memory, known)
+    chosen, found = _fitted(stream, memory, known, FIT_S if limit_s is None else min(FIT_S, limit_s))
     spent = found.seconds["fit"] = perf_counter() - begin
     if engine == "bmc" or (engine == "auto" and found.verdict == UNKNOWN):
         left = None if limit_s is None else max(0.0, limit_s - spent)
@@ -113,13 +117,13 @@ def check_part(part: str, memory: Memory) -> None:
         raise ConfigError(f"{memory.NAME} has no parts: expected the component top, found {part}")
 
 
-def _fitted(stream, memory, known):
+def _fitted(stream, memory, known, limit_s):
     """``(configuration, Found)`` by algebra; the configuration is None where there is none. What algebra does not find
     is unknown, unless no configuration can give it."""
     try:
         for name, at in parts.firings(stream, memory).items():
             counting.affine(name, at, memory.PARAMETERS.levels, len(stream) + DRAIN - 1)
-        chosen = (templates if stream.part == "top" else parts).configuration(stream, memory)
+        chosen = _by_algebra(stream, memory, limit_s)
         differences = model_differences(chosen, stream, memory)
     except (NoScheduleError, fit.NotAffineError, ConflictError) as error:
         proof = isinstance(error, NoScheduleError) and not isinstance(error, NotFoundError)
@@ -132,6 +136,23 @@ def _fitted(stream, memory, known):
         cause = {"cause": "fixed", "text": f"{other} is fixed otherwise than algebra finds it"}
         return chosen, Found(UNKNOWN, "fit", cause=cause)
     return chosen, Found(SOLVED, "fit", chosen)
+
+
+def _by_algebra(stream, memory, limit_s):
+    """A configuration by templates, or by the search where no template has one. Raises what they do."""
+    if stream.part != "top":
+        return parts.configuration(stream, memory)
+    begin = perf_counter()
+    try:
+        return templates.configuration(stream, memory, begin + TEMPLATES * limit_s)
+    except (NotFoundError, fit.NotAffineError) as error:
+        found = templates.words(stream)
+        if found.free is None:
+            with suppress(NotFoundError):
+                return search.configuration(
+                    found, memory, lambda made: _wrong(made, stream, memory) is None, begin + limit_s
+                )
+        raise error
 
 
 def _other(chosen, known):

@@ -14,8 +14,10 @@ Where no layout has such schedules nothing is known: `counting.impossible` says 
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from operator import length_hint
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -89,16 +91,34 @@ def words(stream: Stream) -> Words:
     return Words(arrivals, reads, free)
 
 
-def configuration(stream: Stream, memory: Memory) -> Configuration:
+class _Tries:
+    """An iterator that ends after so many tries, or when the time is over."""
+
+    def __init__(self, end):
+        self.left, self.end = TRIES, end
+
+    def __next__(self):
+        self.left -= 1
+        if not length_hint(self):
+            raise StopIteration
+        return self.left
+
+    def __length_hint__(self):
+        return 0 if perf_counter() > self.end else max(0, self.left)
+
+
+def configuration(stream: Stream, memory: Memory, end: float = math.inf) -> Configuration:
     """A `Configuration` whose tile gives `stream`. Raises `NoScheduleError` where there is none, and `NotFoundError`,
-    whose cause was checked by leaving it out, where no layout has one."""
+    whose cause was checked by leaving it out, where no layout has one by the time `end`."""
     found = words(stream)
     counting.impossible(found, memory.PARAMETERS)
     if found.free is not None:
         raise NotFoundError("undecided", found.free)
-    errors, usual = [], list(itertools.product(*_usual(found, memory.PARAMETERS)))
-    tried = ((layouts, iter(range(TRIES))) for layouts in usual)
-    for layouts, tries in itertools.chain(tried, _others(found, usual, memory.PARAMETERS)):
+    errors, usual = list[tuple](), list(itertools.product(*_usual(found, memory.PARAMETERS)))
+    tried = ((layouts, _Tries(end)) for layouts in usual)
+    for layouts, tries in itertools.chain(tried, _others(found, usual, memory.PARAMETERS, end)):
+        if errors and not length_hint(tries):
+            break
         try:
             return _solved(found, memory, layouts, GROUPS, tries)
         except (NotFoundError, fit.NotAffineError) as error:
@@ -110,7 +130,7 @@ def configuration(stream: Stream, memory: Memory) -> Configuration:
     )
     if isinstance(closest, fit.NotAffineError):
         raise NotFoundError("not affine", str(closest)) from closest
-    raise closest if closest.cause is not None else _explained(found, memory, layouts, closest)
+    raise closest if closest.cause is not None else _explained(found, memory, layouts, closest, end)
 
 
 def _usual(found, parameters):
@@ -118,10 +138,10 @@ def _usual(found, parameters):
     return [[Layout(row) for row in rows] for rows in _row_lengths(found, parameters)]
 
 
-def _others(found, usual, parameters):
+def _others(found, usual, parameters, end):
     """Yield ``(a layout for each input, tries)`` beyond the `usual` ones: those that leave more of wide words empty, or
     words out. They share their tries. All inputs have one, or one of them has."""
-    tries, ports = iter(range(TRIES)), range(len(found.arrivals))
+    tries, ports = _Tries(end), range(len(found.arrivals))
     others, seen = [_of_input(found, port, parameters) for port in ports], set(usual)
     for each in dict.fromkeys(itertools.chain(*others)):
         for changed in (ports, *([port] for port in ports)):
@@ -154,12 +174,14 @@ def _bursts(at, parameters):
     return list(itertools.accumulate(loops.extents, lambda one, other: one * other))[:-1]
 
 
-def _explained(found, memory, layouts, error):
+def _explained(found, memory, layouts, error, end):
     """The group of bounds without which there is a schedule: that one is the cause."""
     for group in GROUPS:
+        if perf_counter() > end:
+            return NotFoundError("time", f"{error}; the time for its cause is over")
         kept = tuple(each for each in GROUPS if each != group)
         try:
-            _solved(found, memory, layouts, kept, iter(range(TRIES)))
+            _solved(found, memory, layouts, kept, _Tries(end))
         except (NotFoundError, fit.NotAffineError):
             continue
         return NotFoundError(group, f"{error}; without the bounds of the {group} there is one")
@@ -434,6 +456,8 @@ def _chosen(sides, groups, shapes, tries):
                 latest[some] = np.where(again >= 0, until, latest[some])
         found = []
         for shape in shapes[id(side)]:
+            if not length_hint(tries):
+                break
             low, high = max(0, int((earliest - shape).max())), int((latest - shape).min())
             found += [shape + start for start in range(low, min(high, low + STARTS) + 1)]
         if not found:
