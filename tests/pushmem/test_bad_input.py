@@ -17,14 +17,15 @@ HEADER = "data_in,valid_in,data_out,valid_out\n"
 IDLE = "[[0] [0]],0,[[0] [0]],0\n"
 ASKED = dict(
     stream=None, component=None, memory=None, engine=None, layers=None, fix=None, monolithic=False, time_limit=None,
-    system=None, solve=None, example=None, verify=None, write_stream=None, output=None,
+    system=None, solve=None, least=None, example=None, verify=None, write_stream=None, output=None,
 )  # fmt: skip
 DESIGN = "1 sort bitvec 8\n2 input 1 a\n3 state 1 s\n4 next 1 3 2\n"
 
 
 def refused(folder, **asked):
     """The one line of an error; no file is new."""
-    asked = ASKED | {"output": folder / "out.json", "write_stream": folder / "stream.csv"} | asked
+    written = {} if asked.get("verify") else {"output": folder / "out.json"}
+    asked = ASKED | written | {"write_stream": folder / "stream.csv"} | asked
     before = sorted(folder.iterdir())
     with pytest.raises(TilewrightError) as caught:
         configure.run(**asked)
@@ -88,13 +89,26 @@ def test_a_design_that_cannot_be_read(text, chosen, message, tmp_path):
         ({"system": "d.btor2", "layers": 4}, "--layers: apply to tiles; leave them out with --system"),
         (
             {"system": "d.btor2", "engine": "bmc", "component": "agg", "memory": "pub", "fix": "c.json"},
-            "--component, --memory, --engine, --fix: apply to tiles; leave them out",
+            "--component, --memory, --engine: apply to tiles; leave them out",
         ),
         (
             {"system": "d.btor2", "stream": "identity-8x8", "monolithic": True},
             "--stream, --monolithic: apply to tiles; leave them out",
         ),
-        ({"stream": "identity-8x8", "solve": "a", "example": "e.csv"}, "--solve, --example: apply to designs"),
+        (
+            {"stream": "identity-8x8", "solve": "a", "example": "e.csv", "least": ["a"]},
+            "--solve, --example, --least: apply to designs",
+        ),
+        (
+            {"stream": "identity-8x8", "verify": "c.json", "engine": "fit", "fix": "c.json", "time_limit": 1.0},
+            "--engine, --fix, --time-limit: apply to a search; leave them out with --verify",
+        ),
+        (
+            {"system": "d.btor2", "verify": "c.json", "least": ["a"]},
+            "--least: apply to a search; leave them out with --verify",
+        ),
+        ({"stream": "identity-8x8", "engine": "fit", "layers": 2, "monolithic": True}, "--layers, --monolithic: apply"),
+        ({"stream": "identity-8x8", "verify": "c.json", "output": "o.json"}, "--output or --verify, found both"),
         ({"stream": "identity-8x8", "time_limit": -1.0}, "--time-limit: expected seconds, at least 0, found -1"),
         (
             {"stream": "identity-8x8", "time_limit": float("nan")},

@@ -186,15 +186,17 @@ def test_a_memory_without_parts_is_one_question():
     assert solve.asserted(templates.configuration(stream, DP), stream, DP) == len(stream)
 
 
-ASKED = dict(component=None, memory=None, engine="bmc", layers=None, fix=None, monolithic=True, time_limit=None,
-             system=None, solve=None, example=None, verify=None, write_stream=None, output=None)  # fmt: skip
+ASKED = dict(
+    component=None, memory=None, engine="bmc", layers=None, fix=None, monolithic=True, time_limit=None, system=None,
+    solve=None, least=None, example=None, verify=None, write_stream=None, output=None,
+)  # fmt: skip
 
 
 def test_the_command_asks_one_question(tmp_path, modular, capsys):
     stream, known = modular["top"]
     streams.write(tmp_path / "s.csv", stream)
     configuration_file.write(tmp_path / "c.json", known)
-    configure.run(**ASKED | {"stream": tmp_path / "s.csv", "verify": tmp_path / "c.json"})
+    configure.run(**ASKED | {"stream": tmp_path / "s.csv", "engine": None, "verify": tmp_path / "c.json"})
     assert f"the one question over {len(stream)} cycles" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         configure.run(**ASKED | {"stream": tmp_path / "s.csv", "time_limit": 1.0, "output": tmp_path / "late.json"})

@@ -22,7 +22,7 @@ add(
     metavar="N",
     help="how many of loops, iterations, strides and starts are minimised, in this order (default: 4)",
 )
-add("--fix", metavar="JSON", help="keep the controllers of this configuration")
+add("--fix", metavar="JSON", help="keep the controllers, or the design's words, of this configuration")
 add("--monolithic", action="store_true", help="solve a component in one query, the whole tile, too")
 add(
     "--time-limit",
@@ -30,8 +30,14 @@ add(
     metavar="S",
     help="seconds for all engines (default: none; 60 for the whole tile in auto)",
 )
-add("--system", metavar="BTOR2", help="a design to configure instead of a tile")
+add("--system", metavar="DESIGN", help="a design to configure instead of a tile: Verilog (.v, .sv), or BTOR2")
 add("--solve", metavar="REGEX", help="names of the design's inputs that are its configuration")
+add(
+    "--least",
+    metavar="REGEX",
+    action="append",
+    help="minimise the sum of the configuration words of these names; may be repeated, the first one comes first",
+)
 add("--example", metavar="CSV", help="words of the design's inputs and outputs, a row for each cycle")
 add("--verify", metavar="JSON", help="only check this configuration against the stream or the example")
 add("--write-stream", type=flags.output, metavar="CSV", help="also write the stream of the component")

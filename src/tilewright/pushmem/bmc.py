@@ -33,7 +33,7 @@ MET, UNWRITTEN = "two_accesses", "unwritten{}"
 def _system(memory, part):
     """The system of a part or of the ``top``: every register of its controllers is configuration."""
     tile = memory.tile(memory.PARAMETERS) if part == "top" else memory.tile(memory.PARAMETERS, part)
-    text = rtl.yosys(rtl.rtlil(tile), rtl._BTOR2, "part.btor2")["part.btor2"]
+    text = rtl.yosys(rtl.rtlil(tile), rtl.TO_BTOR2, "part.btor2")["part.btor2"]
     system = btor2.read(text, "|".join(tile.configuration), f"{memory.NAME}.{part}")
     # Of a wide word some words may be any: each is an output of its own.
     bits = memory.PARAMETERS.bits
@@ -71,7 +71,7 @@ def _controller(name, levels):
     from tilewright.pushmem.memories import _rtl
 
     alone = _rtl.Alone(name, levels)
-    text = rtl.yosys(rtl.rtlil(alone), rtl._BTOR2, "part.btor2")["part.btor2"]
+    text = rtl.yosys(rtl.rtlil(alone), rtl.TO_BTOR2, "part.btor2")["part.btor2"]
     return btor2.read(text, "|".join(alone.configuration), name)
 
 

@@ -6,11 +6,9 @@ A library holds one tile, whose configuration is set at run time. It is kept by 
 import atexit
 import ctypes
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -23,22 +21,14 @@ import numpy as np
 from tilewright.core import caches
 from tilewright.core.errors import Unavailable, install
 from tilewright.pushmem import recurrence
+from tilewright.pushmem.configure.verilog import TO_BTOR2, pyosys, run_yosys
 from tilewright.pushmem.memories import Memory, Parameters, Run
 from tilewright.pushmem.settings import Configuration
 
 # What Yosys does before each of its writers.
 _FLAT = ("hierarchy -top tile", "proc", "flatten")
-_BTOR2 = ("memory -nomap", "memory_nordff", "opt -full", "async2sync", "dffunmap", "opt_clean", "write_btor -s {}")
 _CXX = ("opt", "write_cxxrtl -O6 -header {}")
 _VERILOG = ("opt", "write_verilog -noattr {}")
-# Its passes, one an argument.
-_YOSYS = """
-import sys
-from pyosys import libyosys
-design = libyosys.Design()
-for line in sys.argv[1:]:
-    libyosys.run_pass(line, design)
-"""
 _RUN = """
 #include "{header}"
 extern "C" void run(uint64_t cycles, const uint64_t *constants, const uint64_t *in, uint64_t *out) {{
@@ -67,10 +57,10 @@ def rtlil(tile: Any) -> str:
 
 def btor2(memory: Memory, parameters: Parameters | None = None) -> str:
     """The tile of a memory as a system in BTOR2; `run` and the configuration are inputs of it."""
-    return _written(memory, parameters, _BTOR2, "tile.btor2")["tile.btor2"]
+    return _written(memory.tile(parameters or memory.PARAMETERS), TO_BTOR2, "tile.btor2")
 
 
-def verilog(memory: Memory, parameters: Parameters | None = None) -> str:
+def verilog(memory: Memory, parameters: Parameters | None = None, part: str = "top") -> str:
     """The Verilog of a memory tile, as module ``tile``.
 
     Parameters
@@ -79,6 +69,8 @@ def verilog(memory: Memory, parameters: Parameters | None = None) -> str:
         Member of `pushmem.memories`, such as ``memories.member("pub")``.
     parameters : Parameters, optional
         Ports and words of the tile; the default is ``memory.PARAMETERS``.
+    part : str
+        ``top`` for the whole tile, or a part of it: ``agg``, ``sram`` or ``tb``.
 
     Returns
     -------
@@ -89,13 +81,14 @@ def verilog(memory: Memory, parameters: Parameters | None = None) -> str:
     Unavailable
         Without the packages of the extra ``push``.
     """
-    return _written(memory, parameters, _VERILOG, "tile.v")["tile.v"]
+    parameters = parameters or memory.PARAMETERS
+    tile = memory.tile(parameters) if part == "top" else memory.tile(parameters, part)
+    return _written(tile, _VERILOG, "tile.v")
 
 
-def _written(memory, parameters, passes, name):
-    """``{file: text}`` of what Yosys writes of a tile."""
-    text = rtlil(memory.tile(parameters or memory.PARAMETERS))
-    return yosys(text, passes, name)
+def _written(tile, passes, name):
+    """What Yosys writes of a tile."""
+    return yosys(rtlil(tile), passes, name)[name]
 
 
 def yosys(text: str, passes: Sequence[str], name: str) -> dict[str, str]:
@@ -109,27 +102,6 @@ def yosys(text: str, passes: Sequence[str], name: str) -> dict[str, str]:
         run_yosys([line.format(Path(folder) / name) for line in (f"read_rtlil {source}", *_FLAT, *passes)])
         source.unlink()
         return {path.name: path.read_text() for path in Path(folder).iterdir()}
-
-
-def run_yosys(passes: Sequence[str]) -> None:
-    """Run Yosys in a process of its own. Raises `Unavailable` without the extra, and where a pass fails.
-
-    pyosys makes the symbols of all libraries global that its process loads later. Kernels that torch compiles have the
-    same names: in one process one of them would run for another.
-    """
-    _pyosys()
-    command = [sys.executable, "-c", _YOSYS, *passes]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise Unavailable(f"RTL: Yosys failed: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
-
-
-def _pyosys() -> Path:
-    """The folder of pyosys, which is not imported. Raises `Unavailable` without the extra."""
-    found = importlib.util.find_spec("pyosys")
-    if found is None or found.origin is None:
-        raise Unavailable(f"RTL needs pyosys: {install()} (it is not installed)")
-    return Path(found.origin).parent
 
 
 class Library:
@@ -159,7 +131,7 @@ def _built(text, constants, inputs, outputs):
     compiler = shutil.which("g++")
     if compiler is None:
         raise Unavailable("RTL: expected the C++ compiler g++ on the PATH, found none")
-    package, version = _pyosys(), metadata.version("pyosys")
+    package, version = pyosys(), metadata.version("pyosys")
     ports = {"constants": constants, "inputs": inputs, "outputs": outputs}
     digest = hashlib.sha256("\n".join([text, repr(ports), _RUN, version, *_CXX]).encode()).hexdigest()[:20]
     path = caches.folder() / "rtl" / f"tile-{digest}.so"

@@ -1,4 +1,4 @@
-"""Configuration of memory tiles, of their parts, and of designs in BTOR2: the command's function."""
+"""Configuration of memory tiles, of their parts, and of any designs: the command's function."""
 
 import sys
 
@@ -22,25 +22,29 @@ def run(
 
     Raises `TilewrightError`.
     """
-    if output is None and verify is None:
-        raise ConfigError("expected --output or --verify, found neither")
+    if (output is None) == (verify is None):
+        raise ConfigError(f"expected --output or --verify, found {'neither' if output is None else 'both'}")
     if time_limit is not None and not time_limit >= 0:
         raise ConfigError(f"--time-limit: expected seconds, at least 0, found {time_limit}")
     of_tiles = {"--stream": stream, "--component": component, "--memory": memory, "--engine": engine}
-    of_tiles |= {"--layers": layers, "--fix": fix, "--monolithic": monolithic or None, "--write-stream": write_stream}
-    of_designs = {"--solve": design["solve"], "--example": example}
+    of_tiles |= {"--layers": layers, "--monolithic": monolithic or None, "--write-stream": write_stream}
+    of_designs = {"--solve": design["solve"], "--example": example, "--least": design["least"]}
+    of_search = {"--engine": engine, "--layers": layers, "--least": design["least"], "--fix": fix}
+    of_search |= {"--time-limit": None if monolithic else time_limit}
     for given, others, what in (
         (system is not None, of_tiles, "apply to tiles; leave them out with --system"),
         (system is None, of_designs, "apply to designs; add --system"),
+        (verify is not None, of_search, "apply to a search; leave them out with --verify"),
+        (engine == "fit", {"--layers": layers, "--monolithic": monolithic or None}, "apply to the engine bmc"),
     ):
         if given and (flags := [flag for flag, value in others.items() if value is not None]):
             raise ConfigError(f"{', '.join(flags)}: {what}")
     component, memory, engine = component or "top", memory or "pub", engine or "auto"
     layers = 4 if layers is None else layers
     if system is not None:
-        return _design(system, design["solve"], example, verify, time_limit, output)
+        return _design(system, design["solve"], example, verify, output, design["least"] or (), fix, time_limit)
     if stream is None:
-        raise ConfigError("expected --stream CSV, or --system BTOR2 with --solve and --example, found neither")
+        raise ConfigError("expected --stream CSV, or --system DESIGN with --solve and --example, found neither")
     if component not in streams.PARTS:
         raise ConfigError(f"--component: unknown {component!r}; known: {', '.join(streams.PARTS)}")
     if not 0 <= layers <= len(solve.LAYERS):
@@ -93,16 +97,18 @@ def read(stream, component, tile):
     return parts.of_run(component, whole, ran)
 
 
-def _design(system, solved_for, example, verify, limit_s, output):
+def _design(system, solved_for, example, verify, output, least, fix, limit_s):
     from tilewright.pushmem.configure import design
 
     if solved_for is None or example is None:
         raise ConfigError("--system: missing --solve REGEX or --example CSV")
     if verify is not None:
         return _say(f"{verify}: gives {example}; {design.verify(system, solved_for, example, verify)} cycles")
-    answer = design.run(system, solved_for, example, output, limit_s=limit_s)
-    cause = f": {answer.cause.text()}" if answer.cause else ""
-    return _end(answer.verdict, f"{system}: {answer.verdict}{cause}")
+    answer = design.run(system, solved_for, example, output, least=least, fix=fix, limit_s=limit_s)
+    said = f": {answer.cause.text()}" if answer.cause else ""
+    said += "".join(f", {name} {number}" for name, number in answer.layers.items())
+    said += "" if answer.complete or answer.verdict != "solved" else "; not known to be least: the time is over"
+    return _end(answer.verdict, f"{system}: {answer.verdict}{said}")
 
 
 def _verified(by):

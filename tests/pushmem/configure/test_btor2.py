@@ -73,7 +73,11 @@ ROM = """
         ),
         ("8 sort array 1 1\n9 ite 1 4 6 6", "line 9: ite gives an array of 8 bits by 8, its sort has 8 bits"),
         ("8 sort array 2 2\n9 state 8 m\n10 init 8 9 6", "line 10: init of an array of 1 bits by 1 with an array of 8"),
-        ("8 sort bitvec 0", "line 8: expected a sort of at least 1 bit, found 0"),
+        ("8 sort bitvec 0", "line 8: expected a sort of at least 1 bit, at most 65536, found 0"),
+        ("8 sort bitvec 99999999999", "line 8: expected a sort of at least 1 bit, at most 65536, found 99999999999"),
+        ("-8 add 1 3 3", "line 8: expected a number of at least 1, found -8"),
+        ("8 const 2 0b1", "line 8: expected digits of const, found 0b1"),
+        ("8 constd 1 1_0", "line 8: expected digits of constd, found 1_0"),
         ("8 constd 2 2", "line 8: expected a constant of 1 bits, found 2"),
         ("8 constd 1 256", "line 8: expected a constant of 8 bits, found 256"),
         ("8 constd 1 -129", "line 8: expected a constant of 8 bits, found -129"),
@@ -83,13 +87,19 @@ ROM = """
         ("1 add 1 3 3", "line 8: the number 1 is used twice"),
         ("8 next 1 7 3\n9 next 1 7 3", "line 9: a second next of state s"),
         ("8 init 1 7 3\n9 init 1 7 3", "line 9: a second init of state s"),
-        ("8 init 1 7 3", "state s has an initial value and no next; expected a next"),
+        ("8 init 1 7 3", "line 7: state s has an initial value and no next; expected a next"),
         ("8 rolo 1 3 3", "line 8: unknown operator rolo"),
         ("8 add 1 3", "line 8: add expects 2 nodes, found 1"),
         ("8 add 1 3 4", "line 8: add does not take 8 bits, 1 bits"),
         ("8 add 2 3 3", "line 8: add gives 8 bits, its sort has 1"),
         ("8 eq 2 3 4", "line 8: eq does not take"),
-        ("8 eq 2 6 6", "line 8: eq does not take an array"),
+        ("8 eq 2 6 3", "line 8: eq does not take an array"),
+        ("8 ult 2 6 6", "line 8: ult does not take an array"),
+        ("8 eq 1 6 6", "line 8: eq gives 1 bits, its sort has 8"),
+        (
+            "8 sort bitvec 16\n9 sort array 8 1\n10 state 9 m\n11 eq 2 10 10",
+            "line 11: eq of an array of 8 bits by 16",
+        ),
         ("8 iff 2 3 3", "line 8: iff does not take"),
         ("8 ite 1 3 3 3", "line 8: ite does not take"),
         ("8 read 1 3 3", "line 8: read does not take"),
@@ -103,10 +113,10 @@ ROM = """
         ("8 next 2 7 7", "line 8: next of 8 bits with 8 bits"),
         ("8 input 1 a", "line 8: the name a is used twice"),
         ("8 output 3 o\n9 output 3 o", "line 9: the name o is used twice"),
-        ("8 state 1 s", "the name s is used twice"),
-        ("8 state 1 s\n9 next 1 7 7\n10 next 1 8 8", "two states have the name s"),
+        ("8 state 1 s", "line 8: the name s is used twice"),
+        ("8 state 1 s\n9 next 1 7 7\n10 next 1 8 8", "line 8: two states have the name s"),
         ("8 sort list 4", "line 8: expected a sort bitvec or array"),
-        ("8 const 1 12", "line 8: expected a node of BTOR2"),
+        ("8 const 1 12", "line 8: expected digits of const, found 12"),
         ("8 add", "line 8: expected a node of BTOR2"),
         ("eight add 1 3 3", "line 8: expected a node of BTOR2"),
     ],
@@ -137,6 +147,26 @@ def test_a_memory_begins_with_words_that_are_written_one_by_one():
     answer = query.solve(system, Example(2, {}, {"other": [None, 0x5A]}))
     assert answer.registers == {"place": 3}
     assert query.solve(system, Example(1, {}, {"word": [78]})).verdict == query.INFEASIBLE
+
+
+def test_arrays_are_compared_word_by_word():
+    extras.need("bitwuzla")
+    lines = "1 sort bitvec 2\n2 sort bitvec 1\n3 input 1 a\n5 sort array 1 1\n6 state 5 mem\n7 state 1 s\n"
+    lines += "8 write 5 6 3 7\n9 eq 2 6 8\n10 neq 2 6 8\n11 next 5 6 8\n12 output 9 same\n13 output 10 other\n"
+    system = btor2.read(lines, "a")
+    # A word is written over itself, over a 0, and over itself again.
+    given = {"s": [0, 3, 3]}
+    found = replay.run(system, {"a": 2}, given, 3, ["same", "other"])
+    assert found == {"same": [1, 0, 1], "other": [0, 1, 0]}
+    answer = query.solve(system, Example(3, given, found))
+    assert answer.verdict == query.SOLVED
+    assert query.solve(system, Example(3, given, {"same": [1, 1, 1]})).verdict == query.INFEASIBLE
+    # Where every index is told, what stands elsewhere is of no account.
+    text = "1 sort bitvec 1\n2 sort array 1 1\n3 input 1 a\n4 state 2 m\n5 zero 1\n6 one 1\n7 state 2 n\n8 init 2 7 6\n"
+    text += "9 next 2 7 7\n10 write 2 4 5 3\n11 write 2 10 6 3\n12 eq 1 11 7\n13 output 12 o\n"
+    full = btor2.read(text, "a")
+    assert [replay.run(full, {"a": bit}, {}, 1, ["o"])["o"] for bit in (0, 1)] == [[0], [1]]
+    assert query.solve(full, Example(1, {}, {"o": [1]})).registers == {"a": 1}
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_the_command_refuses_a_configuration_with_a_fault(tmp_path):
     document["controllers"]["sram2tb0"]["sram"]["start"] += 1
     (tmp_path / "c.json").write_text(json.dumps(document))
     asked = dict.fromkeys(
-        ("component", "memory", "engine", "layers", "fix", "time_limit", "system", "solve", "example")
+        ("component", "memory", "engine", "layers", "fix", "time_limit", "system", "solve", "least", "example")
     )
     asked |= {"write_stream": None, "output": None, "monolithic": False, "stream": NAME, "verify": tmp_path / "c.json"}
     with pytest.raises(SolverError, match="the model does not give the stream: "):

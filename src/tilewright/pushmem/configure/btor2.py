@@ -16,6 +16,12 @@ _CONSTANTS = {"const": 2, "constd": 10, "consth": 16}
 _FIXED = {"zero": 0, "one": 1, "ones": -1}
 _REFUSED = ("justice", "fair")
 _TOLD = ("output", "bad", "constraint")
+# Digits of a constant.
+_DIGITS = {"const": "[01]+", "constd": "-?[0-9]+", "consth": "[0-9a-fA-F]+"}
+# Bits of a word, and of an array's index, at most.
+_WIDEST = 1 << 16
+# Bits of the index of arrays that are compared, at most.
+_COMPARED = 10
 
 
 def read(text: str, configuration: str, name: str = "design") -> System:
@@ -66,14 +72,14 @@ def read(text: str, configuration: str, name: str = "design") -> System:
     for state, (init, following) in reader.follows.items():
         node = system.nodes[state]
         if node.name in system.states:
-            raise ArtifactError(f"{name}: two states have the name {node.name}")
+            raise ArtifactError(f"{reader.places[state]}: two states have the name {node.name}")
         if following is None and init is not None:
             raise ArtifactError(
-                f"{name}: state {node.name} has an initial value and no next; expected a next, without which it is "
-                "free after the first cycle"
+                f"{reader.places[state]}: state {node.name} has an initial value and no next; expected a next, without "
+                "which it is free after the first cycle"
             )
         if following is None and not node.index:
-            reader.unused(name, node.name, {**system.inputs, **system.configuration})
+            reader.unused(reader.places[state], node.name, {**system.inputs, **system.configuration})
             system.nodes[state], system.inputs[node.name] = replace(node, op="input"), state
         else:
             # An array without both is 0 everywhere, as an input is that the example does not state.
@@ -86,10 +92,14 @@ class _Reader:
         self.system, self.chosen = System(name), chosen
         # Sorts and nodes by the numbers of the file, and all of its numbers.
         self.sorts, self.known, self.follows, self.numbers = {}, {}, {}, set()
+        # Where each state stands.
+        self.places: dict[int, str] = {}
 
     def line(self, where, parts):
         try:
             number, op = int(parts[0]), parts[1]
+            if number < 1:
+                raise ArtifactError(f"{where}: expected a number of at least 1, found {number}")
             if number in self.numbers:
                 raise ArtifactError(f"{where}: the number {number} is used twice")
             self.numbers.add(number)
@@ -112,13 +122,15 @@ class _Reader:
             node, used = self._node(where, number, op, self._sort(where, rest[0]), rest[1:])
             self.known[number] = self._made(node)
             if node.op == "state":
-                self.follows[self.known[number]] = None, None
+                self.follows[self.known[number]], self.places[self.known[number]] = (None, None), where
             elif node.op in ("input", "parameter"):
                 names = self.system.inputs if node.op == "input" else self.system.configuration
                 self.unused(where, node.name, {**self.system.inputs, **self.system.configuration})
                 names[node.name] = self.known[number]
             elif len(rest) > used + 1:
-                self.system.inner.setdefault(rest[used + 1], self.known[number])
+                # Yosys names a wire by an extension of no bits: the name is that of what is extended.
+                same = node.op in ("uext", "sext") and node.numbers[0] == node.width
+                self.system.inner.setdefault(rest[used + 1], node.args[0] if same else self.known[number])
 
     def _tell(self, where, op, label, made):
         node = self.system.nodes[made]
@@ -153,8 +165,8 @@ class _Reader:
     def _new_sort(self, where, rest):
         """``(bits, bits of the index)``; the latter are 0 of a word."""
         if rest[0] == "bitvec":
-            if int(rest[1]) < 1:
-                raise ArtifactError(f"{where}: expected a sort of at least 1 bit, found {rest[1]}")
+            if not 1 <= int(rest[1]) <= _WIDEST:
+                raise ArtifactError(f"{where}: expected a sort of at least 1 bit, at most {_WIDEST}, found {rest[1]}")
             return int(rest[1]), 0
         if rest[0] != "array":
             raise ArtifactError(f"{where}: expected a sort bitvec or array, found {rest[0]}")
@@ -202,6 +214,11 @@ class _Reader:
         if wanted != sort:
             given, found = (_shown(Node("", each[0], index=each[1])) for each in (wanted, sort))
             raise ArtifactError(f"{where}: {op} gives {given}, its sort has {found}")
+        if op in ("eq", "neq") and of[0].index:
+            if of[0].index > _COMPARED:
+                raise ArtifactError(f"{where}: {op} of {_shown(of[0])}; expected an index of at most {_COMPARED} bits")
+            same = Node("same", 1, args, (of[0].index,))
+            return same if op == "eq" else Node("not", 1, (self._made(same),)), count
         return Node(op, width, args, numbers, index), count + more
 
     def _made(self, node):
@@ -228,6 +245,8 @@ def _constant(where, op, sort, rest):
     width, index = sort
     if index:
         raise ArtifactError(f"{where}: {op} of an array; expected a word")
+    if op in _CONSTANTS and not re.fullmatch(_DIGITS[op], rest[0]):
+        raise ArtifactError(f"{where}: expected digits of {op}, found {rest[0]}")
     value = int(rest[0], _CONSTANTS[op]) if op in _CONSTANTS else _FIXED[op]
     if not -(1 << width - 1) <= value < 1 << width or (op == "const" and len(rest[0]) != width):
         raise ArtifactError(f"{where}: expected a constant of {width} bits, found {rest[0]}")
@@ -244,8 +263,7 @@ def _check(where, op, of):
     elif op in ("implies", "iff"):
         right = sizes == [(1, 0), (1, 0)]
     elif op in words.SAME or op in words.COMPARED:
-        # ASSUME: arrays are never compared, as in what Yosys writes.
-        right = sizes[0] == sizes[1] and not of[0].index
+        right = sizes[0] == sizes[1] and (not of[0].index or op in ("eq", "neq"))
     else:
         right = not any(node.index for node in of)
     if not right:

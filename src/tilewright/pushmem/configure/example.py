@@ -93,8 +93,10 @@ def read(path: str | Path, system: System) -> Example:
         for name, cell in zip(names, row, strict=True):
             columns[name].append(_word(f"{path}: row {number}, column {name}", cell.strip(), system.width(name)))
     inputs = {name: [value or 0 for value in column] for name, column in columns.items() if name in system.inputs}
-    shown = {name: column for name, column in columns.items() if name not in system.inputs}
-    return Example(len(rows) - 1, inputs, shown)
+    shown = {name: column for name, column in columns.items() if name in system.outputs}
+    # What is inside is taken for granted from then on, so that less is left to be asked.
+    inner = {name: column for name, column in columns.items() if name not in {**inputs, **shown}}
+    return Example(len(rows) - 1, inputs, shown, inner)
 
 
 def _word(where, text, width):

@@ -186,23 +186,22 @@ def _require(solver, unrolled, taken):
 
 def _least(system, example, solver, unrolled, layers, found, seconds, complete):
     """The least of all configurations, which the interpreter has run."""
-    words = unrolled.words
+    # Words that decide nothing are 0.
+    words = dict.fromkeys(system.configuration, 0) | unrolled.words
     registers = {name: word if isinstance(word, int) else solver.found(word) for name, word in words.items()}
     for layer in layers:
         if isinstance(layer, objectives.Choices):
             continue
         begin = perf_counter()
         value, registers = objectives.minimised(
-            solver, layer, {**unrolled.fixed, **words}, {**unrolled.fixed, **registers}
+            solver, layer, {**words, **unrolled.fixed}, {**registers, **unrolled.fixed}
         )
         seconds[layer.name] = perf_counter() - begin
         if value is None:
             complete = False
             break
         found[layer.name] = value
-    registers = {**unrolled.fixed, **registers}
-    # Words that decide nothing are 0.
-    registers = {name: registers.get(name, 0) for name in system.configuration}
+    registers = {name: {**registers, **unrolled.fixed}[name] for name in system.configuration}
     names = [*example.outputs, *example.pins]
     broken = example.broken(replay.run(system, registers, example.inputs, example.cycles, names))
     if broken is not None:

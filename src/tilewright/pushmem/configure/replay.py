@@ -134,7 +134,7 @@ def _line(node, number, scope):
 
 def function(node: Node) -> Callable[..., Any]:
     """What computes a node, as ``(node, *values)``; also of arrays: dicts of what differs from the word under None."""
-    arrays: dict[str, Callable[..., Any]] = {"fill": _fill, "read": _read, "write": _write}
+    arrays: dict[str, Callable[..., Any]] = {"fill": _fill, "read": _read, "write": _write, "same": _same}
     return arrays.get(node.op) or OPERATORS[node.op]
 
 
@@ -148,3 +148,10 @@ def _read(_node, array, index):
 
 def _write(_node, array, index, value):
     return array if array.get(index, array[None]) == value else {**array, index: value}
+
+
+def _same(node, one, other):
+    # numbers: bits of the index. The words under None are of no account where all others are told.
+    told = (one.keys() | other.keys()) - {None}
+    rest = [None] if len(told) < 1 << node.numbers[0] else []
+    return int(all(one.get(index, one[None]) == other.get(index, other[None]) for index in [*told, *rest]))

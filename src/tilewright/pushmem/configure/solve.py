@@ -68,6 +68,8 @@ class Solver:
     def apply(self, node: Node, args: Sequence[Term]) -> Term:
         """The term of a node, see `system.Node`, of the terms `args`."""
         kind, op = self._of.Kind, node.op
+        if op == "same":
+            return self._same(node.numbers[0], args)
         own = getattr(kind, _KINDS.get(op, f"BV_{op.upper()}"), None)
         if op in COMPARED:
             if op == "implies":
@@ -85,6 +87,15 @@ class Solver:
         if op in ("sll", "srl", "sra"):
             args = [args[0], self.resized(args[1], node.width)]
         return self.terms.mk_term(own, args)
+
+    def _same(self, index, arrays):
+        """One bit: word by word, since Bitwuzla does not compare arrays that begin with one word everywhere."""
+        kind, same = self._of.Kind, self._one
+        for place in range(1 << index):
+            at = self.value(place, index)
+            words = [self.terms.mk_term(kind.ARRAY_SELECT, [array, at]) for array in arrays]
+            same = self.terms.mk_term(kind.BV_AND, [same, self.terms.mk_term(kind.BV_COMP, words)])
+        return same
 
     def resized(self, term: Term, width: int) -> Term:
         """A word in more bits; of a shift's amount fewer are never asked for."""

@@ -140,5 +140,5 @@ COMPARED = (
     *("implies", "iff", "eq", "neq", "ult", "ulte", "ugt", "ugte", "slt", "slte", "sgt", "sgte"),
     *("uaddo", "saddo", "usubo", "ssubo", "umulo", "smulo", "sdivo"),
 )
-# Arrays: of a constant word, read, write.
-ARRAYS = ("fill", "read", "write")
+# Arrays: of a constant word, read, write, whether two are the same.
+ARRAYS = ("fill", "read", "write", "same")
