@@ -148,7 +148,7 @@ except AttributeError as error:
 def test_all_that_is_public_is_there_after_the_import_and_none_of_it_before():
     done = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
-        "Plan TilewrightError tilewright.core.errors tilewright.integrations load tilewright.networks "
+        "Plan TilewrightError tilewright.core.errors fold tilewright.integrations load tilewright.networks "
         "tilewright.neighborhood tilewright.networks tilewright.nn tilewright.paths plan "
         "tilewright.packed.pack tilewright.slices",
         "module 'tilewright' has no attribute 'plans'",

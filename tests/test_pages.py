@@ -156,6 +156,7 @@ def of_slices(_):
         "choose": lambda q, k: slices.predict(q, k, keep=0.5, budget=0.5),
     }
     yield {"q": q, "k": k, "v": v, **steps}
+    yield "needs the table that the command measures"
 
 
 class Pipe(SimpleNamespace):
@@ -195,6 +196,7 @@ GIVEN = {
     "README.md": lambda _: [{}, {}],
     "docs/api.md": of_masks,
     "docs/dynamic.md": of_paths,
+    "docs/fold.md": lambda _: ["needs transformers"],
     "docs/models.md": of_models,
     "docs/neighborhood.md": lambda _: [{}, {}, {}],
     "docs/networks.md": lambda _: [{"images": torch.randn(1, 3, 64, 64)}] * 3,
