@@ -326,6 +326,8 @@ TABLE = {
             "packed": [*FLAG, None],
             "delta": [*FLAG, None],
             "rest": [*FLAG, None],
+            "joins": [*FLAG, None],
+            "most_bytes": [-1, "a", 1.5],
             "predict": ["a", 3],
         },
     ),

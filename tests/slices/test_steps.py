@@ -115,6 +115,38 @@ def test_lists_of_an_earlier_run_are_refused(last, first, run, delta, device):
         steps(0, step, "cond", q, k, v, run=run)
 
 
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_network_may_join_a_run_late(delta, device):
+    """And leave it while a refresh passes."""
+    predict = Predictor()
+    steps = slices.Steps(refresh=(0, 15), first_dense=0, joins=True, delta=delta, predict=predict, count=20)
+    made = []
+    for step in (3, 4, 15, 16):
+        steps(0, step, "cond", *tokens(device, step))
+        made.append(len(predict.made))
+    assert made == [1, 1, 2, 2]
+    steps(0, 4, "cond", *tokens(device))
+    steps(0, 17, "cond", *tokens(device))
+    assert len(predict.made) == 4
+
+
+def test_memory_is_bounded(device):
+    predict, q = Predictor(), tokens(device)
+    steps = slices.Steps(refresh=(0, 1), first_dense=0, predict=predict, count=20)
+    steps(0, 0, "cond", *q)
+    one = steps.memory_bytes
+    steps = slices.Steps(refresh=(0, 1), first_dense=0, most_bytes=2 * one, predict=predict, count=20)
+    for step in range(3):
+        for layer in range(2):
+            steps(layer, step, "cond", *q)
+    assert steps.memory_bytes == 2 * one
+    message = (
+        f"^most_bytes: expected at most {2 * one} bytes of kept lists, found {3 * one} with layer 2, branch 'cond'; 2"
+    )
+    with pytest.raises(PatternError, match=message):
+        steps(2, 1, "cond", *q)
+
+
 def test_kept_lists_that_did_not_fit_are_told(device):
     def predict(q, k):
         return slices.from_mask(mask_of([[[80, 1]] * 2], KEYS).to(device), ROWS, budget=0.5)
@@ -132,6 +164,7 @@ def test_kept_lists_that_did_not_fit_are_told(device):
         ({"refresh": (0, -1)}, "refresh: expected an integer of at least 0, found -1"),
         ({"first_dense": 0.1}, "first_dense: expected an integer of at least 0, found 0.1"),
         ({"dense_layers": -1}, "dense_layers: expected an integer of at least 0, found -1"),
+        ({"most_bytes": -1}, "most_bytes: expected an integer from 0 to 9223372036854775807, found -1"),
         (
             {"shared": {"b": "a", "c": "b"}},
             "shared: expected branches that share lists of a branch with lists, found 'c' of 'b', which shares lists",

@@ -69,6 +69,11 @@ class Steps:
     budgets : Budgets, str or Path, optional
         A table, or its file, of the shares of the keys that heads list, by layer and part of a run: see
         `tilewright tune-slices`. A part needs a step of `refresh`: lists keep the shares of the step they are made at.
+    joins : bool
+        Predict lists at any step where none are kept: for a network that a run comes to late, such as the second
+        expert of Wan 2.2.
+    most_bytes : int, optional
+        What may be kept in all, see `memory_bytes`; more is an error. None for no bound.
     predict : callable, optional
         ``predict(q, k, **options) -> SliceLists``; the default is `slices.predict`.
     **options
@@ -98,6 +103,8 @@ class Steps:
         delta: bool = False,
         rest: bool = False,
         budgets: Budgets | str | Path | None = None,
+        joins: bool = False,
+        most_bytes: int | None = None,
         predict: Callable[..., SliceLists] | None = None,
         **options: Any,
     ) -> None:
@@ -108,14 +115,16 @@ class Steps:
         self.refresh = tuple(arguments.whole("refresh", step, 0, error=PatternError) for step in steps)
         first_dense = arguments.whole("first_dense", first_dense, 0, error=PatternError)
         dense_layers = arguments.whole("dense_layers", dense_layers, 0, error=PatternError)
-        for name, flag in (("packed", packed), ("delta", delta), ("rest", rest)):
+        for name, flag in (("packed", packed), ("delta", delta), ("rest", rest), ("joins", joins)):
             arguments.flag(name, flag)
         arguments.of_kind(Mapping, "branches by branch", PatternError, shared=shared)
         if predict is not None and not callable(predict):
             raise PatternError(f"predict: expected a function, found {arguments.shown(predict)}")
         if not self.refresh:
             raise PatternError("refresh: expected at least one step at which lists are predicted, found none")
-        self.first_dense, self.dense_layers = first_dense, dense_layers
+        if most_bytes is not None:
+            most_bytes = arguments.whole("most_bytes", most_bytes, 0, 2**63 - 1, PatternError)
+        self.first_dense, self.dense_layers, self.joins, self.most_bytes = first_dense, dense_layers, joins, most_bytes
         self.shared, self.packed, self.delta, self.rest = dict(shared or {}), packed, delta, rest
         if chained := [branch for branch, other in self.shared.items() if other in self.shared]:
             raise PatternError(
@@ -139,11 +148,13 @@ class Steps:
         v: Tensor,
         lengths: Tensor | None = None,
         run: Hashable = None,
+        predict: Callable[..., SliceLists] | None = None,
     ) -> Tensor:
         """Attention [B, H, N_q, D] of q [B, H, N_q, D] over k, v [B, H, N_k, D].
 
         layer, step: from 0 up. lengths: int [B], the first keys of each batch entry that are attended to, as `predict`
         takes them; lists that are kept have those that they were predicted with. run: a name of the run of steps.
+        predict: in place of the one that was given, in this call.
         Raises `PatternError` where lists are needed that the last refresh has not made in this run, and what `attend`,
         `dense` and the predictor raise.
         """
@@ -152,13 +163,13 @@ class Steps:
         self._begin(layer, step, branch, run)
         if layer < self.dense_layers:
             return dense(q, k, v, lengths=lengths)[0]
-        refreshed = step in self.refresh
+        refreshed = step in self.refresh or (self.joins and self._missing(layer, step, branch))
         if refreshed and branch not in self.shared:
-            self._store(layer, step, branch, q, k, lengths)
+            self._store(layer, step, branch, q, k, lengths, predict or self._predict or prediction.predict)
         if refreshed and self.delta:
             whole = dense(q, k, v, lengths=lengths)[0]
             missed = whole - self._attend(q, k, v, self.lists(layer, step, branch))
-            self._kept["delta", layer, branch] = _Kept(step, delta=missed)
+            self._keep("delta", layer, branch, _Kept(step, delta=missed))
             return whole
         if step < self.first_dense:
             return dense(q, k, v, lengths=lengths)[0]
@@ -196,29 +207,52 @@ class Steps:
         """The lists by which a layer attends at a step. Raises `PatternError` where none are kept."""
         return _unpacked(self._of("lists", layer, step, self.shared.get(branch, branch)))
 
-    def _store(self, layer, step, branch, q, k, lengths):
+    def _store(self, layer, step, branch, q, k, lengths, predict):
         """Predict lists and keep them."""
-        predict = self._predict or prediction.predict
         given = {} if lengths is None else {"lengths": lengths}
         if self.budgets is not None:
             shares = self.budgets.of(step, layer)
             given |= {"keep": shares, "budget": max(shares)}
         lists = predict(q, k, **given, **self._options)
         kept = lists.pack() if self.packed else lists
-        self._kept["lists", layer, branch] = _Kept(step, lists.layout, kept, lists.lengths)
+        self._keep("lists", layer, branch, _Kept(step, lists.layout, kept, lists.lengths))
+
+    def _keep(self, what, layer, branch, kept):
+        """Keep it in place of what there was. Raises `PatternError` where that is more than `most_bytes`."""
+        self._kept.pop((what, layer, branch), None)
+        held = self.memory_bytes + kept.memory_bytes
+        if self.most_bytes is not None and held > self.most_bytes:
+            raise PatternError(
+                f"most_bytes: expected at most {self.most_bytes} bytes of kept lists, found {held} with layer {layer}, "
+                f"branch {branch!r}; {len(self._kept)} others are kept"
+            )
+        self._kept[what, layer, branch] = kept
+
+    def _missing(self, layer, step, branch):
+        """Whether a layer lacks something that it needs at `step`."""
+        needed = {"lists": self.shared.get(branch, branch)} | ({"delta": branch} if self.delta else {})
+        return any(self._fresh(what, layer, step, of) is None for what, of in needed.items())
+
+    def _fresh(self, what, layer, step, branch):
+        """What is kept, made at the last refresh before `step` or later; None for none, and for that of another run."""
+        kept = self._kept.get((what, layer, branch))
+        return None if kept is None or kept.step < self._made_at(step, -1) else kept
+
+    def _made_at(self, step, otherwise=None):
+        return max((at for at in self.refresh if at <= step), default=otherwise)
 
     def _of(self, what, layer, step, branch):
-        """What is kept, made at the last refresh before `step`: other lists are of another run."""
-        kept = self._kept.get((what, layer, branch))
-        made_at = max((at for at in self.refresh if at <= step), default=None)
-        if kept is None or kept.step != made_at:
+        """What is kept for a layer. Raises `PatternError` for none, and for that of another run."""
+        fresh = self._fresh(what, layer, step, branch)
+        if fresh is None:
+            kept, made_at = self._kept.get((what, layer, branch)), self._made_at(step)
             found = "none" if kept is None else f"those of step {kept.step}, of another run"
             of_step = f"at one of the steps {', '.join(map(str, self.refresh))} before it"
             raise PatternError(
                 f"step {step}: expected lists of layer {layer}, branch {branch!r}, made "
                 f"{of_step if made_at is None else f'at step {made_at} of this run'}, found {found}"
             )
-        return kept
+        return fresh
 
     def check(self) -> None:
         """Raise `PatternError` where kept lists did not fit, see `SliceLists.check`. Waits for the device."""
