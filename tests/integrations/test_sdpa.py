@@ -151,6 +151,80 @@ def test_any_call_gives_what_torchs_function_gives(call, autocast):
         torch.testing.assert_close(found, wanted, equal_nan=True, **close)
 
 
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_dense_tokens_attend_to_all_and_are_listed_by_all_wherever_they_lie(data):
+    first, last = data.draw(st.sampled_from([(0, 0), (12, 0), (0, 8), (12, 8)]), "text")
+    video = data.draw(st.integers(40, 90), "video") // 4 * 4
+    n, more = first + video + last, {"rows": 16, "keep": 0.6, "least": 1}
+    begin = data.draw(st.integers(0, n - 2), "begin")
+    ranges = [(begin, data.draw(st.integers(begin + 1, min(n, begin + 20)), "end"))] if data.draw(st.booleans()) else []
+    # Text of which an end is padding.
+    padding = data.draw(st.integers(1, 7), "padding") if first + last and data.draw(st.booleans(), "padded") else 0
+    text = [*range(first), *range(n - last, n)]
+    dense = [i for each in ranges for i in range(*each) if i not in text]
+    order = [*dense, *(i for i in range(n) if i not in dense and i not in text), *text]
+    allowed = torch.ones(2, 1, 1, n, dtype=torch.bool)
+    allowed[1, 0, 0, text[len(text) - padding :] if padding else []] = False
+
+    q, k, v = draw(n=n)
+    ordered = [x[:, :, order] for x in (q, k, v)]
+    ends = {"text": (len(dense), len(text)), "lengths": torch.tensor([n, n - padding])}
+    lists = slices.predict(ordered[0], ordered[1], budget=1.0, **ends, **more)
+    expected = torch.empty_like(q)
+    expected[:, :, order], sums = slices.attend(*ordered, lists, lse=True)
+    attention = sdpa.Slices(tokens=1, first=first, last=last, dense=ranges, budget=1.0, **more)
+    mask = allowed if padding else None
+    out, lse = attention.both(q, k, v, mask, lse=True)
+    assert torch.allclose(out, expected, atol=1e-5) and torch.allclose(lse[:, :, order], sums, atol=1e-5)
+    assert attention.calls == {"slices": 1}
+
+    # Some queries alone.
+    lo = data.draw(st.integers(0, n - video // 2), "lo")
+    own = slice(lo, lo + video // 2 + 1)
+    if set(range(*own.indices(n))) - set(text) - set(dense):
+        found, some = attention.both(q, k, v, mask, lse=True, own=own)
+        assert torch.allclose(found, out[:, :, own], atol=1e-6) and torch.allclose(some, lse[:, :, own], atol=1e-6)
+
+    # Four processes, one after the other, each with a fourth of each kind of token.
+    kinds = torch.arange(n).split([first, video, last])
+    shared = torch.cat([kind.chunk(4)[part] for part in range(4) for kind in kinds if len(kind)])
+    attention = sdpa.Slices(tokens=1, first=first, last=last, budget=1.0, **more)
+    whole = attention(q, k, v, mask)
+    found, _ = attention.both(*(x[:, :, shared] for x in (q, k, v)), allowed[..., shared] if padding else None, parts=4)
+    assert torch.allclose(found, whole[:, :, shared], atol=1e-6)
+
+
+def test_calls_compile_as_one_graph():
+    q, k, v = draw()
+    attention = sdpa.Slices(tokens=1, first=9, dense=[(20, 30)], keep=0.3, budget=0.5, rows=32)
+    # Padding in the text, which goes last.
+    mask = masked([300, 300])
+    mask[1, ..., 7:9] = False
+    expected = attention(q, k, v, mask)
+    call = torch.compile(lambda *given: 1 + attention(*given), backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(call(q, k, v, mask), 1 + expected) and not expected.isnan().any()
+
+
+def test_a_mask_of_tokens_is_ranges():
+    mask = torch.tensor([1, 1, 0, 1, 0, 0, 1], dtype=torch.bool)
+    assert sdpa.ranges_of(mask) == sdpa.ranges_of(mask.numpy()) == [(0, 2), (3, 4), (6, 7)]
+    assert sdpa.Slices(dense=mask).settings.dense == ((0, 2), (3, 4), (6, 7))
+    assert sdpa.ranges_of(~mask | mask) == [(0, 7)] and sdpa.ranges_of(mask & ~mask) == []
+
+
+def test_settings_change_in_a_context_alone():
+    q, k, v = draw()
+    attention = sdpa.Slices(**ALL)
+    dense = attention(q, k, v)
+    with pytest.raises(ConfigError, match="unknown field `kept`"), attention.using(kept=0.3):
+        pass
+    with attention.using(keep=0.2) as same:
+        assert same is attention and not torch.allclose(attention(q, k, v), dense, atol=1e-3)
+    assert torch.equal(attention(q, k, v), dense)
+
+
 def test_somebodys_module_calls_slices_inside_only():
     x, module, attention = draw()[0], Module(), sdpa.Slices(tokens=1, keep=0.2, budget=0.3)
     expected = module(x)
@@ -172,6 +246,18 @@ def test_wrong_settings_are_refused():
         sdpa.Slices(kept=0.3)
     with pytest.raises(ConfigError, match="expected one of mass, threshold and keep"):
         sdpa.Slices(tokens=1, threshold=0.3, mass=0.9)(*draw())
+    with pytest.raises(ConfigError, match=r"^dense: expected ranges \(first, end\) of 300 tokens, found \(9, 301\)$"):
+        sdpa.Slices(**ALL, dense=[(9, 301)])(*draw())
+    with pytest.raises(
+        ConfigError, match=r"^steps: expected a call inside of diffusers\.denoising, .*, found another$"
+    ):
+        sdpa.Slices(**ALL, steps={"refresh": [0]})(*draw())
+    with pytest.raises(ConfigError, match=r"^dense: expected ranges .* outside of diffusers\.denoising, found 'text'$"):
+        sdpa.Slices(**ALL, dense=["text"])(*draw())
+    with pytest.raises(ConfigError, match=r"^dense: expected a mask bool \[N\] of tokens, found torch.float32"):
+        sdpa.Slices(**ALL, dense=torch.ones(3))
+    with pytest.raises(ConfigError, match=r"^text: expected tokens in 7 equal parts, found 300 of which 3 are text$"):
+        sdpa.Slices(**ALL, first=3).both(*draw(), parts=7)
 
 
 def test_a_missing_diffusers_is_named(monkeypatch):

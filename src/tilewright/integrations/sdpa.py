@@ -2,17 +2,20 @@
 
 Calls that slices are for go by lists of keys; all others go to torch as they are, and `Slices.calls` counts both.
 Slices are for self-attention of many tokens: as many queries as keys, head dims that the kernels have, no dropout, no
-causal mask, and no mask but one that leaves out the last keys of a clip, as those of padded prompts.
+causal mask, and no mask but one that leaves out the last keys of a clip, or of its text, as those of padded prompts.
 """
 
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
@@ -25,28 +28,56 @@ from tilewright.slices import settings as slice_settings
 from tilewright.slices.backends import EXECUTORS
 from tilewright.slices.layout import HEAD_DIMS
 
-Number = Annotated[int, msgspec.Meta(ge=0)]
+Number = slice_settings.Number
+# Tokens that attend to all keys and that all queries list: those from a first one to before an end.
+Range = tuple[Number, Number]
 DTYPES = torch.float32, torch.float16, torch.bfloat16
 
 
-class Settings(slice_settings.Settings, frozen=True, forbid_unknown_fields=True):
+class Settings(slice_settings.Stepped, frozen=True, forbid_unknown_fields=True):
     """Which keys are listed, as `slices.predict` takes it, and which calls slices are for.
 
     tokens: calls of fewer go to torch. first, last: so many tokens at the beginning and at the end are text, which
-    attends to all keys and is listed by all queries: first 226 for CogVideoX, last 256 for HunyuanVideo. check: wait in
-    each call and raise an error where a list did not fit or a mask has holes; else results are NaN there.
+    attends to all keys and is listed by all queries: first 226 for CogVideoX, last 256 for HunyuanVideo. dense: ranges
+    ``(first, end)`` of other such tokens, or names that `diffusers.denoising` knows: ``"text"``, ``"first_frame"``,
+    ``"reference"``. steps: keep lists across denoising steps, as `diffusers.denoising` counts them; None: predict in
+    each call. check: wait in each call and raise an error where a list did not fit or a mask has holes; else results
+    are NaN there.
     """
 
     tokens: Number = 1024
     first: Number = 0
     last: Number = 0
+    dense: tuple[str | Range, ...] = ()
     check: bool = False
 
     @property
     def stated(self) -> dict[str, Any]:
         """Keywords of `slices.predict`."""
-        own = ("tokens", "first", "last", "check")
+        own = ("tokens", "first", "last", "dense", "check")
         return {name: value for name, value in super().stated.items() if name not in own}
+
+
+class Dense(NamedTuple):
+    """Which tokens of a sequence stay dense. first, last: tokens of text. ranges: others.
+
+    pairs: masks of pairs are those of keys, as the first query has them, and of queries likewise.
+    """
+
+    first: int = 0
+    last: int = 0
+    ranges: tuple[Range, ...] = ()
+    pairs: bool = False
+
+
+@dataclass
+class Place:
+    """Where in the denoising of a video attention is called: lists are kept by it. layer: of the next call."""
+
+    steps: slices.Steps
+    step: int = 0
+    branch: Hashable = None
+    layer: int = 0
 
 
 class Slices:
@@ -80,12 +111,10 @@ class Slices:
 
     def __init__(self, **settings: Settings):
         """settings: of `Settings`. Raises `ConfigError`."""
-        try:
-            self.settings = msgspec.convert(arguments.plain(settings), Settings)
-        except msgspec.ValidationError as error:
-            known = ", ".join(Settings.__struct_fields__)
-            raise ConfigError(f"slices: {error}; settings: {known}") from None
-        self._stated = self.settings.stated
+        self._set(_settings(settings))
+        # What a host says of the network that calls: its text, and where it is; None where nobody says anything.
+        self.stated_dense: Dense | None = None
+        self.place: Place | None = None
         self.calls: Counter[str] = Counter()
         # By threads, each of which has modes of its own.
         self._entered: dict[int, list[TorchFunctionMode]] = {}
@@ -102,19 +131,132 @@ class Slices:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         """Attention of query [B, H, N, D] to key and value."""
+        given = attn_mask, dropout_p, is_causal, scale, enable_gqa
+        return self.both(query, key, value, *given)[0]
+
+    def both(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        *,
+        lse: bool = False,
+        parts: int = 1,
+        own: slice = slice(None),
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention of the queries `own`, and with `lse` its natural log-sum-exps [B, H, N], as hosts ask for them.
+
+        parts: the sequence is so many equal ones, one after the other, each with its share of the text. Raises
+        `ConfigError` for log-sum-exps of a call with a mask or dropout that slices are not for.
+        """
         q, k, v = cast(query, key, value)
         reason = self._unfit(q, k, v, attn_mask, dropout_p, is_causal, scale)
         self.calls[reason or "slices"] += 1
-        if reason:
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        if reason is None:
+            return self._attend(q, k, v, attn_mask, scale, lse, parts, own)
+        query = query if own == slice(None) else query[:, :, own]
+        if lse:
+            if attn_mask is not None or dropout_p or is_causal:
+                raise ConfigError(f"log-sum-exps: expected a call without a mask and dropout, found others ({reason})")
+            return slices.dense(*cast(query, key, value), scale=scale)
+        given = attn_mask, dropout_p, is_causal
+        return F.scaled_dot_product_attention(query, key, value, *given, scale=scale, enable_gqa=enable_gqa), None
+
+    def _set(self, settings):
+        self.settings, self._stated = settings, settings.stated
+
+    @contextmanager
+    def using(self, **changes: Any) -> "Iterator[Slices]":
+        """Context with other settings, for calls of all threads. Raises `ConfigError`."""
+        before = self.settings
+        self._set(_settings(msgspec.structs.asdict(before) | changes))
+        try:
+            yield self
+        finally:
+            self._set(before)
+
+    def _attend(self, q, k, v, mask, scale, lse, parts, own):
+        """`both` of a call that slices are for."""
+        n = q.shape[2]
+        dense = self.dense
+        # Numbers alone, as a compiler takes them.
+        given = n, dense.first, dense.last, dense.ranges, mask is not None, parts
+        first, last = _ends(*given)
+        index = _index(q.device, *given)
+        lengths = None
+        if mask is not None:
+            # The first query is of the video, or text of which something is always left in.
+            mask = mask[:, :, :1]
+            lengths = lengths_of(mask if index is None else mask.index_select(3, index[0])).expand(len(q))
+        if index is not None:
+            q, k, v = (x.index_select(2, index[0]) for x in (q, k, v))
+        if own == slice(None):
+            out, sums = self._by_lists(q, k, v, lengths, scale, lse, text=(first, last))
+            place = None if index is None else index[1]
+        else:
+            # Their groups whole, and their text.
+            order = arranged(*given).tokens
+            places = np.arange(n)[own] if order is None else order.argsort()[own]
+            video = places[(places >= first) & (places < n - last)]
+            rows = self.settings.rows
+            lo = first + (int(video.min()) - first) // rows * rows
+            hi = min(n - last, first + -(-(int(video.max()) + 1 - first) // rows) * rows)
+            text = [each for each in ((0, first), (n - last, n)) if each[0] < each[1]]
+            out, sums = self._by_lists(q[:, :, lo:hi], k, v, lengths, scale, lse, always=text)
+            of_text = np.setdiff1d(places, video)
+            if len(of_text):
+                more = slices.dense(q[:, :, of_text], k, v, scale=scale, lengths=lengths)
+                out = torch.cat([out, more[0]], 2)
+                sums = torch.cat([sums, more[1]], 2) if lse else None
+            at = np.searchsorted(of_text, places) + hi - lo
+            place = torch.from_numpy(np.where(np.isin(places, video), places - lo, at)).to(q.device)
+        if place is not None:
+            out, sums = (None if x is None else x.index_select(2, place) for x in (out, sums))
+        return out, sums
+
+    def _by_lists(self, q, k, v, lengths, scale, lse, **ends):
+        """`_attend` of tokens in order."""
+
+        def predict(q, k, **given):
+            lists = slices.predict(q, k, scale=scale, **{**ends, **self._stated, **given})
+            if self.settings.check:
+                lists.check(allow_empty=True)
+            return lists
+
+        if self.place is not None:
+            if lse:
+                raise ConfigError("log-sum-exps: expected lists of each call, found settings with steps")
+            return self._by_kept(q, k, v, lengths, predict), None
+        if self.settings.steps is not None:
+            raise ConfigError("steps: expected a call inside of diffusers.denoising, which counts them, found another")
+        lists = predict(q, k, lengths=lengths)
+        found = slices.attend(q, k, v, lists, scale=scale, lse=lse)
+        return found if lse else (found, None)
+
+    # Not for a compiler, which would do its work again in each step.
+    @_internals.uncompiled
+    def _by_kept(self, q, k, v, lengths, predict):
+        place = self.place
+        assert place is not None
+        place.layer += 1
+        return place.steps(place.layer - 1, place.step, place.branch, q, k, v, lengths, predict=predict)
+
+    @property
+    def dense(self) -> Dense:
+        """Tokens that stay dense, as a host or the settings say. Raises `ConfigError` for names without a host."""
+        if self.stated_dense is not None:
+            return self.stated_dense
+        settings = self.settings
+        if names := [name for name in settings.dense if isinstance(name, str)]:
+            raise ConfigError(
+                f"dense: expected ranges (first, end) of tokens outside of diffusers.denoising, found {names[0]!r}"
             )
-        text = self.settings.first, self.settings.last
-        lengths = None if attn_mask is None else lengths_of(attn_mask).expand(len(q))
-        lists = slices.predict(q, k, scale=scale, text=text, lengths=lengths, **self._stated)
-        if self.settings.check:
-            lists.check(allow_empty=True)
-        return slices.attend(q, k, v, lists, scale=scale)
+        return Dense(settings.first, settings.last, settings.dense)
 
     def _unfit(self, q, k, v, mask, dropout_p, is_causal, scale):
         """Why slices are not for a call, or None."""
@@ -126,7 +268,8 @@ class Slices:
             return "no tokens"
         if q.shape[2] < self.settings.tokens:
             return "few tokens"
-        if q.shape[2] <= self.settings.first + self.settings.last:
+        dense = self.dense
+        if q.shape[2] <= dense.first + dense.last:
             return "text alone"
         if q.shape[3] not in HEAD_DIMS:
             return "head dim"
@@ -136,9 +279,11 @@ class Slices:
             return "device"
         if dropout_p or is_causal:
             return "dropout or causal mask"
-        if mask is not None and not _of_keys(mask, q):
+        if mask is not None and not _of_keys(mask, q, dense.pairs):
             return "mask"
         if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
+            return "scale"
+        if scale is not None and self.place is not None and not math.isclose(scale, q.shape[3] ** -0.5):
             return "scale"
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             return "gradient"
@@ -192,12 +337,97 @@ class _Replacing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _of_keys(mask, q):
+def _settings(given):
+    """`Settings` of what a user states. Raises `ConfigError`."""
+    given = dict(given)
+    if (dense := given.get("dense")) is not None and hasattr(dense, "dtype"):
+        given["dense"] = ranges_of(dense)
+    try:
+        return msgspec.convert(arguments.plain(given), Settings)
+    except msgspec.ValidationError as error:
+        known = ", ".join(Settings.__struct_fields__)
+        raise ConfigError(f"slices: {error}; settings: {known}") from None
+
+
+def ranges_of(mask: Any) -> list[Range]:
+    """The ranges ``(first, end)`` that a mask of tokens, bool [N], flags. Raises `ConfigError` for another array."""
+    flags = torch.as_tensor(mask)
+    if flags.dtype != torch.bool or flags.ndim != 1:
+        raise ConfigError(f"dense: expected a mask bool [N] of tokens, found {arguments.shown(mask)}")
+    edges = torch.diff(F.pad(flags.cpu().int(), (1, 1))).nonzero().flatten().tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+class Order(NamedTuple):
+    """Text at the beginning and end of a sequence that was put in order, and this order; None: as it lies."""
+
+    text: tuple[int, int]
+    tokens: np.ndarray | None
+
+
+@lru_cache(256)
+def arranged(n: int, first: int, last: int, ranges: tuple[Range, ...], masked: bool, parts: int = 1) -> Order:
+    """The order of n tokens in which those that stay dense lie at the ends.
+
+    With a mask, text comes last: its padding is what a mask may leave out. Raises `ConfigError` for tokens that are not
+    there, and for text that cannot be shared out among `parts`.
+    """
+    if wrong := [each for each in ranges if not each[0] < each[1] <= n]:
+        raise ConfigError(f"dense: expected ranges (first, end) of {n} tokens, found {wrong[0]}")
+    place, other = np.arange(n), np.zeros(n, bool)
+    if parts > 1 and (first or last):
+        if n % parts or first % parts or last % parts:
+            found = f"{n} of which {first + last} are text"
+            raise ConfigError(f"text: expected tokens in {parts} equal parts, found {found}")
+        # As one process has them: text, video, text.
+        kinds = np.split(place.reshape(parts, -1), [first // parts, (n - last) // parts], axis=1)
+        place = np.concatenate([kind.ravel() for kind in kinds])
+    for each in ranges:
+        other[slice(*each)] = True
+    text = np.arange(n) < first
+    text |= np.arange(n) >= n - last
+    other &= ~text
+    rest = ~text & ~other
+    lead, tail = int(rest.argmax()), int(rest[::-1].argmax())
+    if masked and (first or other.any()):
+        order = np.concatenate([np.flatnonzero(kind) for kind in (other, rest, text)])
+        ends = int(other.sum()), first + last
+    elif rest.any() and rest[lead : n - tail].all():
+        order, ends = np.arange(n), (lead, tail)
+    else:
+        order = np.concatenate([np.flatnonzero(~rest), np.flatnonzero(rest)])
+        ends = n - int(rest.sum()), 0
+    order = place[order]
+    return Order(ends, None if (order == np.arange(n)).all() else order)
+
+
+@_internals.constant
+def _ends(*given):
+    """Text at the ends of tokens in order."""
+    return arranged(*given).text
+
+
+@_internals.constant
+def _index(*given):
+    """Numbers of the tokens in order, and the places of the tokens in it; None where they lie so."""
+    return _indices(*given)
+
+
+@lru_cache(64)
+def _indices(device, *given):
+    tokens = arranged(*given).tokens
+    if tokens is None:
+        return None
+    return tuple(torch.from_numpy(x).to(device) for x in (tokens, tokens.argsort()))
+
+
+def _of_keys(mask, q, pairs):
     """Whether a mask is one of keys alone."""
-    shape = (1, 1, q.shape[2])
+    n = q.shape[2]
+    shapes = [(1, 1, n), (1, n, n)] if pairs else [(1, 1, n)]
     if not isinstance(mask, torch.Tensor) or mask.device != q.device:
         return False
-    return mask.dtype == torch.bool and mask.ndim == 4 and len(mask) in (1, len(q)) and tuple(mask.shape[1:]) == shape
+    return mask.dtype == torch.bool and mask.ndim == 4 and len(mask) in (1, len(q)) and tuple(mask.shape[1:]) in shapes
 
 
 def lengths_of(mask: torch.Tensor) -> torch.Tensor:
