@@ -1,12 +1,14 @@
 """Tilewright's attention in diffusers: slices by name, and windows by rule in the video decoder of LTX-2.5.
 
-`register` enters slices with the dispatcher; ``transformer.set_attention_backend("tilewright")`` then chooses them, as
-the context ``attention_backend("tilewright")`` does. Classes that do not go through the dispatcher, such as
-HunyuanVideo's of diffusers 0.35, take `tilewright.integrations.sdpa.Slices.attach`. `NeighborhoodProcessor` is for
-``decoder.set_attn_processor``.
+`register` enters slices with the dispatcher; ``transformer.set_attention_backend("tilewright_slices")`` then chooses
+them, as the context ``attention_backend("tilewright_slices")`` does. `denoising` has the networks of a pipeline choose
+them, also those whose class does not go through the dispatcher, and knows their text, steps and guidance branches.
+`NeighborhoodProcessor` is for ``decoder.set_attn_processor``.
 """
 
-from collections.abc import MutableMapping
+import inspect
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,13 +19,20 @@ from torch import Tensor, nn
 from tilewright import neighborhood
 from tilewright.core import arguments
 from tilewright.core.errors import ConfigError, Unavailable
+from tilewright.integrations import _context_parallel
+from tilewright.integrations._denoising import Denoising, following
 from tilewright.integrations.sdpa import Slices
 from tilewright.neighborhood.rotary import rotary
 
 # Versions of diffusers that the tests ran with. Its dispatcher is experimental there: names have no public way in.
-TESTED = "0.35 and 0.42"
-# Backends that were entered here.
-_ours: set[str] = set()
+TESTED = "0.35, 0.40 and 0.42"
+# Names that were entered here, and backends by them.
+_entered: set[str] = set()
+_registered: dict[str, Slices] = {}
+# Networks of a pipeline that denoise.
+PARTS = "transformer", "transformer_2"
+# How a backend says that it takes tokens of several processes.
+PARALLEL = "supports_context_parallel"
 # What the processor uses of an attention module, and what its fused form does.
 USED = ("project_qkv", "kernel_size", "to_out")
 USED_FUSED = (
@@ -39,7 +48,7 @@ LARGEST_BOUND = 40.0
 _bounds: MutableMapping[nn.Module, tuple[list, float]] = WeakKeyDictionary()
 
 
-def register(name: str = "tilewright", **settings: Any) -> Any:
+def register(name: str = "tilewright_slices", **settings: Any) -> Any:
     """Register slices as an attention backend of diffusers. A second call changes the settings.
 
     Parameters
@@ -66,26 +75,102 @@ def register(name: str = "tilewright", **settings: Any) -> Any:
 
     def attend(
         query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False,
-        _parallel_config=None,
+        return_lse=False, _parallel_config=None,
     ):  # fmt: skip
+        if attn_mask is not None and attn_mask.shape == (len(query), key.shape[1]):
+            # Of keys, as diffusers reads it.
+            attn_mask = attn_mask[:, None, None]
+        given = attn_mask, dropout_p, is_causal, scale, enable_gqa
         if _parallel_config is not None:
-            raise ConfigError(f"{name}: expected all tokens on one device, found a parallel configuration of diffusers")
-        # Tokens before heads, as diffusers has them.
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        return attention(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa).transpose(1, 2)
+            config = {"lse": return_lse, "config": _parallel_config}
+            found = _context_parallel.attend(dispatch, name, attention, query, key, value, *given, **config)
+        else:
+            # Tokens before heads, as diffusers has them.
+            q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+            out, sums = attention.both(q, k, v, *given, lse=return_lse)
+            found = out.transpose(1, 2), None if sums is None else sums.transpose(1, 2)
+        return found if return_lse else found[0]
 
     try:
-        if name not in _ours:
+        if name not in _entered:
             _enter(dispatch.AttentionBackendName, name)
         backend = dispatch.AttentionBackendName(name)
-        dispatch._AttentionBackendRegistry.register(backend)(attend)
+        enter = dispatch._AttentionBackendRegistry.register
+        # Since 0.36.
+        parallel = {PARALLEL: True} if PARALLEL in inspect.signature(enter).parameters else {}
+        enter(backend, **parallel)(attend)
         dispatch.dispatch_attention_fn(*torch.zeros(3, 1, 1, 1, 8), backend=backend)
     except (AttributeError, TypeError, ValueError) as error:
         raise _unlike(error) from error
     if not attention.calls:
         raise _unlike("what is entered is not called")
     attention.calls.clear()
+    _registered[name] = attention
     return attention
+
+
+@contextmanager
+def denoising(pipe: Any, name: str = "tilewright_slices") -> Iterator[Denoising]:
+    """Context in which the networks of a pipeline attend by slices that know where the pipeline is.
+
+    Parameters
+    ----------
+    pipe : DiffusionPipeline or ModelMixin
+        Its `transformer` and, where it has one, `transformer_2` are followed, each with lists of its own. Or a network.
+    name : str
+        Name of the backend, as it was registered.
+
+    Yields
+    ------
+    Denoising
+        Its `step_end` is for the pipeline's ``callback_on_step_end``. With the setting `steps`, lists are kept until
+        the next step that refreshes them, for each network, layer and guidance branch.
+
+    Raises
+    ------
+    ConfigError
+        For a name that is not registered, and for networks that cannot have slices, which stay as they were: without
+        attention, with head dims that no kernel has, and of classes whose text is not known.
+    """
+    attention = _registered.get(name)
+    if attention is None:
+        raise ConfigError(
+            f"name: expected a registered backend, found {name!r}; known: {', '.join(_registered) or 'none'}"
+        )
+    held = [pipe] if isinstance(pipe, nn.Module) else [getattr(pipe, part, None) for part in PARTS]
+    networks = [getattr(network, "_orig_mod", network) for network in held if network is not None]
+    if not networks:
+        raise ConfigError(f"{type(pipe).__name__}: expected a network, or a pipeline with one of {', '.join(PARTS)}")
+    if lacking := [network for network in networks if not _processors(network)]:
+        raise ConfigError(f"{type(lacking[0]).__name__}: expected attention with processors, found none")
+
+    def choose(network):
+        known = {processor: processor._attention_backend for processor in _processors(network) if _chooses(processor)}
+        if not known:
+            return attention.attach(network).remove
+        registry = _dispatch()._AttentionBackendRegistry
+        active = registry._active_backend
+        network.set_attention_backend(name)
+        # Of the process, which other models go by.
+        registry._active_backend = active
+
+        def leave():
+            for processor, backend in known.items():
+                processor._attention_backend = backend
+
+        return leave
+
+    with following(attention, networks, pipe, choose) as run:
+        yield run
+
+
+def _processors(network):
+    found = (getattr(module, "processor", None) for module in network.modules())
+    return [processor for processor in found if processor is not None]
+
+
+def _chooses(processor):
+    return hasattr(processor, "_attention_backend")
 
 
 def _dispatch():
@@ -109,7 +194,7 @@ def _enter(names, name):
     member._name_, member._value_ = name.upper(), name
     names._member_map_[member._name_] = names._value2member_map_[name] = member
     names._member_names_.append(member._name_)
-    _ours.add(name)
+    _entered.add(name)
 
 
 class NeighborhoodProcessor:
