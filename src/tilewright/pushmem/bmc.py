@@ -91,6 +91,7 @@ def solve(
     addresses are asked for at once; of a whole tile they always are. blank: the word that stands where
     nothing was written; None: one that does not occur. Raises `TilewrightError`.
     """
+    end = None if limit_s is None else perf_counter() + limit_s
     blank = _blank(stream, memory) if blank is None else blank
     known, system, part = known or {}, _system(memory, stream.part), stream.part
     firings = parts.firings(stream, memory)
@@ -103,7 +104,6 @@ def solve(
         if name not in used:
             silent |= {register: 0 for register in system.configuration if register.startswith(f"{name}_")}
     answers = Answers(query.SOLVED)
-    end = None if limit_s is None else perf_counter() + limit_s
     found: dict[str, int] = {}
     for name in [] if monolithic or part == "top" else used:
         example, layers = _schedule(name, firings[name], len(stream)), _layers(memory, [name], {name: ()}, depth)

@@ -219,8 +219,9 @@ def _sram(stream, parameters):
         wanted = _latest(written, shown)
         if wanted is None:
             text = f"cycle {cycle + 1}: the memory gives a wide word that was never written"
-            # What was never written is 0 in the memory.
-            raise (NotFoundError if set(shown) <= {0, ANY} else NoScheduleError)("never written", text)
+            # What was never written is 0 in the memory; what was written of words that are not known may be any.
+            open_ = set(shown) <= {0, ANY} or any(ANY in key for key in written)
+            raise (NotFoundError if open_ else NoScheduleError)("never written", text)
         events[f"sram2tb{port}"][1]["sram"][number] = written[wanted]
     return events
 
@@ -250,9 +251,8 @@ def _tb(stream, parameters):
                 done += 1
             token = int(stream.data_out[cycle, port, 0])
             if token not in there:
-                raise NoScheduleError(
-                    "never written", f"cycle {cycle}: output {port} gives {token}, never fetched before"
-                )
+                text = f"cycle {cycle}: output {port} gives {token}, never fetched before"
+                raise (NotFoundError if ANY in there else NoScheduleError)("never written", text)
             places.append(there[token])
         events[f"sram2tb{port}"] = at, {"tb_row": rows}
         events[f"tb2out{port}"] = out, {"tb": np.array(places, dtype=np.int64)}

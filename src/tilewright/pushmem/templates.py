@@ -33,6 +33,8 @@ AGGREGATOR, BUFFER, PORT, REUSE = "aggregator", "transpose buffer", "memory port
 GROUPS = (AGGREGATOR, BUFFER, PORT, REUSE)
 # Combinations of templates and starts that are tried, and starts of a template.
 TRIES, STARTS = 20_000, 96
+# Fetches of a round, at most.
+MOST = 32
 # Cycles by which accesses of one round may be further apart than the words that they move.
 SLOWER = 4
 _NEVER = 1 << 40
@@ -41,11 +43,13 @@ _NEVER = 1 << 40
 class Layout(NamedTuple):
     """Places of the words of an input. row: words of a row that begins with a wide word; None: one follows on the
     other. shift: places that are left out before the first. kept: what is written, ``all``; ``wide``, wide words of
-    which a word goes out; ``words``, in which those that do not go out take the place of the next that does."""
+    which a word goes out; ``words``, in which those that do not go out take the place of the next that does. shared:
+    whether the words of all inputs have the same places in the memory."""
 
     row: int | None = None
     shift: int = 0
     kept: str = "all"
+    shared: bool = False
 
 
 def words(stream: Stream) -> Words:
@@ -115,6 +119,8 @@ def configuration(stream: Stream, memory: Memory, end: float = math.inf) -> Conf
     if found.free is not None:
         raise NotFoundError("undecided", found.free)
     errors, usual = list[tuple](), list(itertools.product(*_usual(found, memory.PARAMETERS)))
+    plain = len(usual)
+    usual += [tuple(each._replace(shared=True) for each in layouts) for layouts in usual if len(layouts) > 1]
     tried = ((layouts, _Tries(end)) for layouts in usual)
     for layouts, tries in itertools.chain(tried, _others(found, usual, memory.PARAMETERS, end)):
         if errors and not length_hint(tries):
@@ -125,7 +131,7 @@ def configuration(stream: Stream, memory: Memory, end: float = math.inf) -> Conf
             errors.append((layouts, error))
     # What comes closest says most: all loops were found, then bounds, then loops that were not.
     layouts, closest = min(
-        errors[: len(usual)],
+        errors[:plain],
         key=lambda each: (isinstance(each[1], fit.NotAffineError), getattr(each[1], "cause", 0) is not None),
     )
     if isinstance(closest, fit.NotAffineError):
@@ -262,7 +268,13 @@ def _sides(found, memory, layouts, groups):
         _placed(at, found.wanted(port), layout, fetch)
         for port, (at, layout) in enumerate(zip(found.arrivals, layouts, strict=True))
     ]
-    bases, step = _allotted([len(kept) for _, kept, _ in placed], parameters)
+    counts = [len(kept) for _, kept, _ in placed]
+    (bases, step), around = _allotted(counts, parameters), depth
+    if layouts[0].shared:
+        around = min((count for count in counts if count), default=1)
+        if around > depth or any(count % around for count in counts) or sum(count > 0 for count in counts) < 2:
+            raise NotFoundError("places", "the inputs have no places in common")
+        bases, step = [0] * len(counts), 1
     sides, controllers, numbers, behind = [], {}, [], 0
     for port, (at, (place, kept, last)) in enumerate(zip(found.arrivals, placed, strict=True)):
         numbers.append((behind + np.searchsorted(kept, place // fetch)) * fetch + place % fetch)
@@ -275,11 +287,11 @@ def _sides(found, memory, layouts, groups):
         latest, again = np.full(len(kept), _NEVER), kept + parameters.rows
         if AGGREGATOR in groups:
             latest[again < len(begins)] = begins[again[again < len(begins)]]
-        address = (bases[port] + step * np.arange(len(kept))) % depth
+        address = (bases[port] + step * np.arange(len(kept))) % around
         addresses = {"agg_row": kept % parameters.rows, "sram": address}
         wide, first = behind + np.arange(len(kept)), begins[kept] + fetch
         rounds = _rounds(controllers[name], at)
-        sides.append(Side(f"agg2sram{port}", last + 1, latest, first, addresses, wide, depth // step, rounds))
+        sides.append(Side(f"agg2sram{port}", last + 1, latest, first, addresses, wide, around // step, rounds))
         behind += len(kept)
     return sides, controllers, _readings(found, numbers, sides, step, parameters, groups)
 
@@ -300,7 +312,10 @@ def _readings(found, numbers, writes, step, parameters, groups):
     if not writes:
         return []
     stored = np.concatenate([side.addresses["sram"] for side in writes])
-    ends = np.concatenate([np.full(len(side.wide), side.wide[-1]) for side in writes])
+    # The next write to the same place, -1 for none.
+    order = np.lexsort((np.concatenate([side.earliest for side in writes]), stored))
+    again, same = np.full(len(stored), -1), np.flatnonzero(np.diff(stored[order]) == 0)
+    again[order[same]] = order[same + 1]
     readings = []
     for port, (at, inputs, asked) in enumerate(found.reads):
         if not len(at):
@@ -317,9 +332,7 @@ def _readings(found, numbers, writes, step, parameters, groups):
         for side, _ in ways:
             inside = np.minimum(side.wide, len(stored) - 1)
             side.addresses["sram"] = (stored[inside] + step * (side.wide - inside)) % parameters.depth
-            side.again = np.where(
-                inside + parameters.depth // step <= ends[inside], inside + parameters.depth // step, -1
-            )
+            side.again = again[inside]
         readings.append(ways)
     return readings
 
@@ -343,33 +356,42 @@ def _by_runs(port, at, place, parameters, groups):
 
 
 def _by_rounds(port, at, place, parameters, groups):
-    """An output whose innermost loop has, each time, a fetch for every row of the transpose buffer."""
-    fetch, rows = parameters.fetch, parameters.tb_rows
+    """An output whose loops have, in each round, as many fetches as the round of most wide words wants."""
     loops = fit.controller(at, {"word": place}, {"word": 40}, parameters.levels + 2)
-    size = loops.extents[0] if loops.extents else 1
-    if size == 1 or len(at) == size:
-        return []
+    ways = []
+    for size in itertools.accumulate(loops.extents[:-1], int.__mul__):
+        with contextlib.suppress(fit.NotAffineError):
+            ways += _rounds_of(size, port, at, place, parameters, groups)
+    return ways
+
+
+def _rounds_of(size, port, at, place, parameters, groups):
+    """The way to read by rounds of `size` words, as `_by_rounds` has it; none where it wants a wide word before the
+    first one, or too many."""
+    fetch, rows = parameters.fetch, parameters.tb_rows
     times, places = at.reshape(-1, size), place.reshape(-1, size)
-    wide = places[:, :1] // fetch + np.arange(rows)
-    held = places - wide[:, :1] * fetch
-    if held.min() < 0 or held.max() >= rows * fetch:
+    held = places - places[:, :1] // fetch * fetch
+    each = max(rows, int(held.max()) // fetch + 1)
+    if held.min() < 0 or each > MOST:
         return []
-    controller = _output(port, at, held.reshape(-1), parameters)
-    asks = held[:, :, None] // fetch == np.arange(rows)
-    begins = times[:, 0]
+    wide, number = places[:, :1] // fetch + np.arange(each), np.arange(len(times))[:, None] * each + held // fetch
+    controller = _output(port, at, (number % rows * fetch + held % fetch).reshape(-1), parameters)
+    latest, used = np.full(each * len(times), _NEVER), np.full(each * len(times), -_NEVER)
     # What comes in for nobody may stay for ever, but not go before what was there is used.
-    latest = np.where(asks, times[:, :, None], _NEVER).min(1) - 2
-    used = np.maximum.accumulate(np.where(asks, times[:, :, None], -_NEVER).max(1))
-    earliest = np.zeros_like(latest)
+    np.minimum.at(latest, number.reshape(-1), at - 2)
+    np.maximum.at(used, number.reshape(-1), at)
+    needed, earliest = used >= 0, np.zeros_like(latest)
     if BUFFER in groups:
-        earliest[1:] = np.maximum(0, used[:-1] - 1)
-    addresses = {"sram": None, "tb_row": np.tile(np.arange(rows), len(times))}
-    first = (begins[:, None] + np.arange(rows)).reshape(-1)
+        for row in range(rows):
+            earliest[row + rows :: rows] = np.maximum(0, np.maximum.accumulate(used[row::rows])[:-1] - 1)
+    begins = times[:, 0]
+    addresses = {"sram": None, "tb_row": np.arange(each * len(times)) % rows}
+    first = (begins[:, None] + np.arange(each)).reshape(-1)
     side = Side(
-        *(f"sram2tb{port}", earliest.reshape(-1), latest.reshape(-1), first, addresses, wide.reshape(-1), 0),  # type: ignore[arg-type]  # all of them are arrays
+        *(f"sram2tb{port}", earliest, latest, first, addresses, wide.reshape(-1), 0),  # type: ignore[arg-type]  # all of them are arrays
         [(len(times), begins), *_rounds(controller, at)],
         reads=True,
-        needed=asks.any(1).reshape(-1),
+        needed=needed,
     )
     return [(side, controller)]
 

@@ -16,7 +16,7 @@ from tilewright.pushmem.configure.unroll import Unrolled
 # as they took; and after how many times as long it is asked again.
 PATIENCE_S, ALONE, AGAIN = 8.0, 2.0, 8.0
 # Seconds after a limit in which a solver may end by itself, before its process is ended.
-GRACE_S = 1.0
+GRACE_S = 0.5
 SOLVED, INFEASIBLE, GAVE_UP = "solved", "infeasible", "unknown"
 
 
