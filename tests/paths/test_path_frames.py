@@ -2,6 +2,7 @@
 
 import json
 import logging
+from time import sleep
 
 import numpy as np
 import pytest
@@ -192,6 +193,18 @@ def test_promises_are_about_frames(several, joint, frame, tmp_path):
         Runner(several[0], Table([*made.table.rows][:1]))
     with pytest.raises(ConfigError, match="of one network, found one of several networks; a FrameRunner takes it"):
         Runner(several[0], joint)
+
+
+def test_a_promise_is_about_all_that_the_host_does(several, joint, frame, monkeypatch):
+    made, opened = FrameRunner(several, joint, SIZE), frames.opened
+
+    def slowly(*given):
+        sleep(0.2)
+        return opened(*given)
+
+    monkeypatch.setattr(frames, "opened", slowly)
+    made.rehearse(frame[None], 1)
+    assert min(row.promise_us for row in made.table.rows) > 2e5 and made.record.frames == 0
 
 
 def test_idle_time_renews_promises(several, joint, frame, monkeypatch):

@@ -174,11 +174,11 @@ def opened(frame: Any, size: tuple[int, int], batch: int = 1) -> torch.Tensor:
     Raises `PatternError` for frames of another size, type or mode, and `ArtifactError` for a file that is no whole
     image.
     """
-    if isinstance(frame, (str, Path)) or hasattr(frame, "getexif"):
-        frame = _pixels(frame)
-    elif isinstance(frame, np.ndarray) and frame.dtype == np.uint8:
-        frame = torch.from_numpy(np.ascontiguousarray(frame))
     shape = (batch, *size, 3)
+    if isinstance(frame, np.ndarray) and frame.dtype == np.uint8:
+        frame = torch.from_numpy(np.ascontiguousarray(frame))
+    elif not isinstance(frame, torch.Tensor) and (isinstance(frame, (str, Path)) or hasattr(frame, "getexif")):
+        frame = _pixels(frame)
     if not isinstance(frame, torch.Tensor) or frame.dtype is not torch.uint8:
         raise PatternError(f"frame: expected uint8 {_sizes(shape)} or an image, found {arguments.shown(frame)}")
     if frame.ndim == 3 and batch == 1:

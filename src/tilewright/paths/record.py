@@ -34,13 +34,15 @@ class Record:
         What was warned of, the latest last.
     """
 
-    def __init__(self):
-        """Nothing was promised yet."""
+    def __init__(self, *, warns: bool = True):
+        """Nothing was promised yet. warns: whether broken promises give warnings."""
+        self._warns = warns
         self.frames = self.short = self.unseen = 0
         self.hours: dict[int, dict[str, list[int]]] = {}
         self.warnings: list[str] = []
         self._warned: set = set()
-        self._hour, self._now = -1, {}
+        self._hour = -1
+        self._now: dict[str, list[int]] = {}
 
     def saw(self, key: str, promised_us: float, took_us: float | None, *, short: bool = False) -> None:
         """Count a frame: by what `key` ran, and how long it took, None where that is not known."""
@@ -56,7 +58,7 @@ class Record:
         counts[0] += 1
         if took_us <= promised_us:
             counts[1] += 1
-        elif (hour, key) not in self._warned:
+        elif self._warns and (hour, key) not in self._warned:
             self._look(key, *counts)
 
     def _begin(self, hour):

@@ -101,9 +101,13 @@ class Picker:
         batches = images.split(self.table.rows[0].batch)
 
         def call(text, part):
-            self.run(entries[text], part)
+            self._timed(entries[text], part)
 
         return samples(call, list(entries), count, batches, seed=seed, beside=beside)
+
+    def _timed(self, entry, images):
+        """A call as promises are about."""
+        self.run(entry, images)
 
     def rehearse(self, images: torch.Tensor, count: int = SAMPLES, *, seed: int = 0) -> dict[str, np.ndarray]:
         """Measure the paths of the table again, in this process.

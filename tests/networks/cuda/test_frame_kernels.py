@@ -9,7 +9,7 @@ from tilewright.networks.cuda import frames as kernels
 from tilewright.paths import frames
 
 SIZES = [((5, 7), (20, 28)), ((4, 6), (15, 31)), ((8, 9), (6, 5)), ((1, 2), (9, 8))]
-FORMS = [(4, 8, 16, 4), (2, 4, 8, 1)]
+FORMS = [kernels.LABEL, kernels.Form(2, 4, 8, 1)]
 
 
 def on(device, found):
