@@ -11,7 +11,7 @@
     ``prepare(out, frames, rows, columns, scale)``: images of frames, see `paths.frames`. rows, columns: the tensors of
         `paths.frames.taps` of each side. scale: [2, 3], what each channel is multiplied with, and what is added.
     ``label(out, maps, rows, columns, most)``: the classes of maps, see `paths.frames.labels`. rows, columns: the
-        tensors of `paths.frames.cells` of each side. most: pixels of a row in one cell, at most.
+        tensors of `paths.frames.cells` of each side. most: pixels of a cell along each side, at most.
 """
 
 from types import ModuleType

@@ -71,7 +71,8 @@ def labels(maps: torch.Tensor, size: tuple[int, ...], out: torch.Tensor | None =
     kernels = backends.frames(maps.device.type)
     if kernels is None:
         return out.copy_(F.interpolate(maps.float(), size=tuple(size), mode="bilinear").argmax(1))
-    return kernels.label(out, maps, rows, columns, _most(maps.shape[3], size[1]))
+    most = tuple(_most(*sides) for sides in zip(maps.shape[2:], size, strict=True))
+    return kernels.label(out, maps, rows, columns, most)
 
 
 def images_of(

@@ -23,6 +23,11 @@ HOUR = 3600
 class Record:
     """Promises by path and hour.
 
+    Parameters
+    ----------
+    warns : bool
+        Whether broken promises give warnings.
+
     Attributes
     ----------
     frames, short, unseen : int
@@ -35,7 +40,7 @@ class Record:
     """
 
     def __init__(self, *, warns: bool = True):
-        """Nothing was promised yet. warns: whether broken promises give warnings."""
+        """Nothing was promised yet."""
         self._warns = warns
         self.frames = self.short = self.unseen = 0
         self.hours: dict[int, dict[str, list[int]]] = {}

@@ -45,48 +45,56 @@ def tilewright_prepare(
 
 @triton.jit
 def tilewright_label(
-    out_ptr, maps_ptr, cell_y_ptr, behind_y_ptr, behind_x_ptr, begin_ptr, map_rows, map_columns, rows, columns,
+    out_ptr, maps_ptr, behind_y_ptr, begin_y_ptr, behind_x_ptr, begin_x_ptr, map_rows, map_columns, rows, columns,
     stride_b, stride_c, stride_y, stride_x,
-    CLASSES: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    CLASSES: tl.constexpr, GROUPS: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The class of the largest logit of each pixel, of equal ones the first: logits are interpolated, bilinear.
 
-    Grid: (batch * rows, cdiv(map_columns + 1, BLOCK_M), cdiv(most pixels of a cell, BLOCK_X)), BLOCK_M cells of a row
-    of pixels a program. A cell lies between two columns of the map, the first one left of all and the last one right of
-    all, and begins at the pixel begin_ptr [map_columns + 2]; BLOCK_X of its pixels share what is loaded of the map.
-    out_ptr: uint8 [batch, rows, columns]; maps_ptr: [batch, CLASSES, map_rows, map_columns] by its strides. cell_y_ptr
-    [rows]: row of the map above a row of pixels, -1 for none. behind_y_ptr [rows], behind_x_ptr [columns]: how far a
-    pixel lies behind the row above it, or the column left of it, in 0..1.
+    A cell is what lies between four places of the map: those before the first row and column, and behind the last ones,
+    are among them. BLOCK_M cells of a row of them are a program's, of each BLOCK_Y x BLOCK_X pixels, which share what
+    is loaded of the map. Grid: (batch * (map_rows + 1) * GROUPS, cdiv(map_columns + 1, BLOCK_M), cdiv(most columns of a
+    cell, BLOCK_X)), GROUPS = cdiv(most rows of a cell, BLOCK_Y). out_ptr: uint8 [batch, rows, columns]; maps_ptr:
+    [batch, CLASSES, map_rows, map_columns] by its strides. begin_y_ptr [map_rows + 2]: the first row of pixels of each
+    cell, and one behind the last; behind_y_ptr [rows]: how far a row lies behind that of the map before it, in 0..1; of
+    columns alike.
     """
-    b, y = tl.program_id(0) // rows, tl.program_id(0) % rows
-    cell_y, of_y = tl.load(cell_y_ptr + y), tl.load(behind_y_ptr + y)
+    line = tl.program_id(0) // GROUPS
+    b, cell_y = line // (map_rows + 1), line % (map_rows + 1)
+    group = tl.program_id(0) % GROUPS
+    y = tl.load(begin_y_ptr + cell_y) + group * BLOCK_Y + tl.arange(0, BLOCK_Y)
+    m_y = y < tl.load(begin_y_ptr + cell_y + 1)
+    of_y = tl.load(behind_y_ptr + y, mask=m_y, other=0)[:, None, None]
     cell = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_cell = cell <= map_columns
-    begin = tl.load(begin_ptr + cell, mask=m_cell, other=0)
-    end = tl.load(begin_ptr + cell + 1, mask=m_cell, other=0)
+    begin = tl.load(begin_x_ptr + cell, mask=m_cell, other=0)
+    end = tl.load(begin_x_ptr + cell + 1, mask=m_cell, other=0)
     x = begin[None, :] + tl.program_id(2) * BLOCK_X + tl.arange(0, BLOCK_X)[:, None]  # [BLOCK_X, BLOCK_M]
     m_x = x < end[None, :]
-    of_x = tl.load(behind_x_ptr + x, mask=m_x, other=0)[:, :, None]
+    of_x = tl.load(behind_x_ptr + x, mask=m_x, other=0)[None, :, :, None]
     lines = maps_ptr + b.to(tl.int64) * stride_b
-    above = lines + tl.maximum(cell_y, 0) * stride_y
-    below = lines + tl.minimum(cell_y + 1, map_rows - 1) * stride_y
+    above = lines + tl.maximum(cell_y - 1, 0) * stride_y
+    below = lines + tl.minimum(cell_y, map_rows - 1) * stride_y
     left = (tl.maximum(cell - 1, 0) * stride_x)[:, None]
     right = (tl.minimum(cell, map_columns - 1) * stride_x)[:, None]
-    best = tl.full((BLOCK_X, BLOCK_M, BLOCK_K), float("-inf"), tl.float32)
-    found = tl.zeros((BLOCK_X, BLOCK_M, BLOCK_K), tl.int32)
+    best = tl.full((BLOCK_Y, BLOCK_X, BLOCK_M, BLOCK_K), float("-inf"), tl.float32)
+    found = tl.zeros((BLOCK_Y, BLOCK_X, BLOCK_M, BLOCK_K), tl.int32)
     for lo in range(0, CLASSES, BLOCK_K):
         k = lo + tl.arange(0, BLOCK_K)
+        # What is left of these makes sums of minus infinity, or no numbers: neither is more.
         m, of_k = m_cell[:, None] & (k < CLASSES)[None, :], (k * stride_c)[None, :]
-        b_00 = tl.load(above + left + of_k, mask=m, other=0).to(tl.float32)  # [BLOCK_M, BLOCK_K]
-        b_01 = tl.load(above + right + of_k, mask=m, other=0).to(tl.float32)
-        b_10 = tl.load(below + left + of_k, mask=m, other=0).to(tl.float32)
-        b_11 = tl.load(below + right + of_k, mask=m, other=0).to(tl.float32)
-        b_left, b_right = (1.0 - of_y) * b_00 + of_y * b_10, (1.0 - of_y) * b_01 + of_y * b_11
-        b_z = (1.0 - of_x) * b_left[None, :, :] + of_x * b_right[None, :, :]  # [BLOCK_X, BLOCK_M, BLOCK_K]
+        b_00 = tl.load(above + left + of_k, mask=m, other=float("-inf")).to(tl.float32)  # [BLOCK_M, BLOCK_K]
+        b_01 = tl.load(above + right + of_k, mask=m, other=float("-inf")).to(tl.float32)
+        b_10 = tl.load(below + left + of_k, mask=m, other=float("-inf")).to(tl.float32)
+        b_11 = tl.load(below + right + of_k, mask=m, other=float("-inf")).to(tl.float32)
+        b_left = b_00[None, :, :] + of_y * (b_10 - b_00)[None, :, :]  # [BLOCK_Y, BLOCK_M, BLOCK_K]
+        b_right = b_01[None, :, :] + of_y * (b_11 - b_01)[None, :, :]
+        b_z = b_left[:, None, :, :] + of_x * (b_right - b_left)[:, None, :, :]
         # Each lane meets its classes in order: of equal ones the first stays.
-        more = (b_z > best) & (k < CLASSES)[None, None, :]
-        best, found = tl.where(more, b_z, best), tl.where(more, k[None, None, :], found)
-    most = tl.max(best, 2)
-    label = tl.min(tl.where(best == most[:, :, None], found, CLASSES - 1), 2)
-    place = (b * rows + y).to(tl.int64) * columns
-    tl.store(out_ptr + place + x, label.to(tl.uint8), mask=m_x)
+        more = b_z > best
+        best, found = tl.where(more, b_z, best), tl.where(more, k[None, None, None, :], found)
+    most = tl.max(best, 3)
+    label = tl.min(tl.where(best == most[:, :, :, None], found, CLASSES - 1), 3)
+    place = ((b * rows + y).to(tl.int64) * columns)[:, None, None] + x[None, :, :]
+    tl.store(out_ptr + place, label.to(tl.uint8), mask=m_y[:, None, None] & m_x[None, :, :])

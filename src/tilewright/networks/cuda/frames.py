@@ -12,16 +12,17 @@ PREPARED, PREPARE_WARPS = 256, 4
 
 
 class Form(NamedTuple):
-    """Pixels of a cell, cells and classes that a program labels at once, and its warps."""
+    """Rows and columns of pixels of a cell, cells and classes that a program labels at once, and its warps."""
 
-    pixels: int
+    rows: int
+    columns: int
     cells: int
     classes: int
     num_warps: int
 
 
-# The fastest of 13 forms on an H200, with 150 classes and 128 x 128 maps: of cells of 4 pixels, and of more.
-LABEL, LABEL_WIDE = Form(4, 4, 32, 4), Form(8, 8, 16, 4)
+# The fastest of 21 forms on an H200, for 512 x 512 pixels of maps of 128 x 128 and 150 classes.
+LABEL = Form(4, 4, 16, 8, 4)
 
 
 def prepare(out: torch.Tensor, frames: torch.Tensor, rows: tuple, columns: tuple, scale: torch.Tensor) -> torch.Tensor:
@@ -36,20 +37,15 @@ def prepare(out: torch.Tensor, frames: torch.Tensor, rows: tuple, columns: tuple
 
 
 def label(
-    out: torch.Tensor,
-    maps: torch.Tensor,
-    rows: tuple,
-    columns: tuple,
-    most: int,
-    form: Form | None = None,
+    out: torch.Tensor, maps: torch.Tensor, rows: tuple, columns: tuple, most: tuple[int, int], form: Form = LABEL
 ) -> torch.Tensor:
-    """See `networks.backends`. form: None for the one that is known as the fastest."""
+    """See `networks.backends`."""
     batch, classes, height, width = maps.shape
-    (cell_y, behind_y, _), (_, behind_x, begin) = rows, columns
-    form = form or (LABEL if most <= LABEL.pixels else LABEL_WIDE)
-    grid = batch * out.shape[1], triton.cdiv(width + 1, form.cells), triton.cdiv(most, form.pixels)
+    (_, behind_y, begin_y), (_, behind_x, begin_x) = rows, columns
+    groups = triton.cdiv(most[0], form.rows)
+    grid = batch * (height + 1) * groups, triton.cdiv(width + 1, form.cells), triton.cdiv(most[1], form.columns)
     frame_kernels.tilewright_label[grid](
-        out, maps, cell_y, behind_y, behind_x, begin, height, width, *out.shape[1:], *maps.stride(),
-        classes, *form[:3], num_warps=form.num_warps,
+        out, maps, behind_y, begin_y, behind_x, begin_x, height, width, *out.shape[1:], *maps.stride(),
+        classes, groups, *form[:4], num_warps=form.num_warps,
     )  # fmt: skip
     return out
