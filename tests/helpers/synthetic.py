@@ -618,6 +618,29 @@ def write_recall(root, config):
         write_csv(root / f"results/logs/recall/{case}.csv", "recall", rows)
 
 
+# Error of a single share of the keys, over that share; a chooser's is this share of it.
+BUDGET_ERROR, BUDGET_LESS = 0.02, {"single": 1.0, "greedy": 0.8, "highs": 0.7, "mass": 1.1}
+
+
+def write_budgets(root, config):
+    """A file for each case: errors fall with the share, and by chooser as `BUDGET_LESS` says; Gurobi is missing."""
+    settings = config.budgets
+    for case in experiments.cases("budgets", config):
+        dense = slices_row(case, "", "", DENSE_US, chosen_by="dense", error=0.0)
+        rows = [dense]
+        for keep in settings.keeps:
+            for name in settings.choosers:
+                row = {"chosen_by": name, "keep": keep, "run_us": 10 * keep * DENSE_US, "recall": 0.9, "density": keep}
+                if name not in BUDGET_LESS:
+                    rows.append(slices_row(case, "", "", None, **row) | {"status": "skipped", "reason": "no licence"})
+                else:
+                    row["error"] = BUDGET_ERROR / keep * BUDGET_LESS[name]
+                    rows.append(slices_row(case, "", "", keep * DENSE_US, **row))
+        known = experiments.member("budgets").Row.columns()
+        rows = [{"case": case} | {name: value for name, value in row.items() if name in known} for row in rows]
+        write_csv(root / f"results/logs/budgets/{case}.csv", "budgets", rows)
+
+
 def video_row(case, name, chosen, us, **changes):
     """One row of a pass; `us` None: no time was taken."""
     facts = {
@@ -710,7 +733,13 @@ INVENTED = {
     **{"accelerator": write_accelerator, "configure": write_configure, "push": write_push, "worth": write_worth},
     "gains": write_gains,
     **{"push_attention": write_push_attention, "push_streams": write_push_streams, "paths": write_paths},
-    **{"slices": write_slices, "recall": write_recall, "video": write_video, "heatmap": write_heatmap},
+    **{
+        "slices": write_slices,
+        "recall": write_recall,
+        "video": write_video,
+        "budgets": write_budgets,
+        "heatmap": write_heatmap,
+    },
     **{"neighborhood": write_neighborhood, "orders": write_orders, "stream": lambda root, config: None},
 }
 

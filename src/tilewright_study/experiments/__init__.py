@@ -54,7 +54,7 @@ from tilewright_study import provenance
 NAMES = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "paths", "stream", "heatmap", "orders"),
     *("pruned_accuracy", "accelerator", "configure", "push", "push_attention", "push_streams", "worth", "gains"),
-    "neighborhood",
+    *("neighborhood", "budgets"),
 )
 LOGS = "results/logs/"
 # Numbers of a case that says nothing of them.

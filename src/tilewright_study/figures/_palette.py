@@ -95,6 +95,14 @@ CHOOSERS = {
     "column": Look("columns", "#117733", "v"),
     "blocks": Look("blocks", "#D55E00", "s"),
 }
+# Who chooses how many keys each head lists.
+BUDGETS = {
+    "single": Look("one share for all heads", DENSE, "s"),
+    "mass": Look("one mass for all heads", "#E69F00", "^"),
+    "greedy": Look("each head, greedy", "#CC79A7", "P"),
+    "highs": Look("each head, integer program", BLUE, "o"),
+    "gurobi": Look("each head, Gurobi", "#56B4E9", "p"),
+}
 PRUNERS = {
     "threshold_l2": Look("Threshold-L2", "#E69F00", "^"),
     "dynamicvit": Look("DynamicViT", BLUE, "o"),
@@ -131,6 +139,7 @@ GROUPED = {
     "families": FAMILIES,
     "groups": GROUPS,
     "choosers": CHOOSERS,
+    "budgets": BUDGETS,
     "pruners": PRUNERS,
     "runners": RUNNERS,
     "memories": MEMORIES,

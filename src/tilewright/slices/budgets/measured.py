@@ -37,16 +37,20 @@ def losses(
 
 
 def times(q: Tensor, k: Tensor, v: Tensor, shares: Sequence[float], **options: Any) -> np.ndarray:
-    """Microseconds float64 [shares] of a head's attention by lists of each share, which exist already: on a line that
-    rises, through what was measured. The heads of a call share its time. options: of `predict`."""
+    """Microseconds float64 [shares] of a head's attention by lists of each share, which exist already: on a line over
+    the pairs that are listed, through what was measured, that does not fall. The heads of a call share its time.
+    options: of `predict`."""
     made = [predict(q, k, keep=share, budget=share, **options) for share in shares]
     calls = [partial(attend, q, k, v, lists) for lists in made]
     for call in calls:
         call()
     timed = timing.time_together(calls, min_reps=5, max_seconds=0.5, rse_target=0.02, gpu=q.is_cuda)
-    found, x = np.array([each.p50_us for each in timed]) / (q.shape[0] * q.shape[1]), np.asarray(shares)
-    if len(x) == 1:
-        return found
+    found, x = (
+        np.array([each.p50_us for each in timed]) / (q.shape[0] * q.shape[1]),
+        np.array([float(lists.density().mean()) for lists in made]),
+    )
+    if np.ptp(x) < 1e-6:
+        return np.full(len(x), found.mean())
     # Never falling, however a time is off.
     slope = max(float(np.polyfit(x, found, 1)[0]), 1e-6 * float(found.max()))
     return np.maximum(found.mean() - slope * x.mean(), 0.0) + slope * x
