@@ -35,7 +35,7 @@ from tilewright.attention.measure import beside_torch, elsewhere, expected
 from tilewright.attention.reorder import NAMES as ORDERS
 from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.attention.units import Units
-from tilewright.core import _internals, arguments, artifacts, contents, operators, transforms
+from tilewright.core import _internals, arguments, artifacts, contents, operators
 from tilewright.core.errors import (
     ArtifactError,
     ConfigError,
@@ -380,15 +380,17 @@ class Plan:
         Plans are differentiable once, in q, k, v and the bias. A GPU reads the values of the bias in each call, also in
         a replay of a CUDA graph. A CPU fills its masks again if the values have changed since the last call.
         """
-        if operators.watched(q):
+        # A compiler guards what is asked of it.
+        compiled = torch.compiler.is_dynamo_compiling()
+        if compiled or operators.watched(q):
             if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
                 raise _no_tensors(q, k, v)
             # Compilers hold the digest for a constant, and guard what they compile by it, as it is read behind. What is
             # compiled for a layer then serves others whose plans are equal. A program that is exported holds the plan's
             # file. Dynamo, which traces no files, holds the digest alone.
-            held = self._file() if operators.exporting() else None
+            held = self._file() if not compiled and operators.exporting() else None
             known = self.digest() and self._digest
-            return transforms.call("attend", q, k, v, known, ordered, held, bias)
+            return operators.traced(q, k, v, known, ordered, held, bias)
         try:
             recorded = operators.records(q, k, v, bias)
         except AttributeError:

@@ -51,6 +51,13 @@ def constant(function: _Function) -> _Function:
     return function
 
 
+def at_rest(x: torch.Tensor) -> torch.Tensor:
+    """`x`, marked as by ``torch._dynamo.mark_static_address``, which would load torch's compiler: replays of compiled
+    code's CUDA graphs read it where it is."""
+    x._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]  # of tensors, any name
+    return x
+
+
 def uncompiled(function: _Function) -> _Function:
     """``torch.compiler.disable``, which loads torch's compiler, in seconds; here, who compiles has loaded it."""
 

@@ -16,7 +16,7 @@ from torch import Tensor, library
 from torch.compiler import is_compiling
 
 from tilewright.core import transforms
-from tilewright.core._internals import dispatch_depth, is_batched, is_tracing
+from tilewright.core._internals import dispatch_depth, forward_level, is_batched, is_tracing
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 
 # Plans by names of this process, and those that were called by digest. A plan lives as long as its owner holds it.
@@ -135,6 +135,17 @@ transforms.define(
     _attend,
     _like_result,
 )
+
+
+_OPERATOR = torch.ops.tilewright.attend
+
+
+def traced(q: Tensor, k: Tensor, v: Tensor, plan: str | None, ordered: bool, file: Any, bias: Any) -> Tensor:
+    """A call of the plan of this digest as who traces it sees it. A compiler guards all that is looked for here, and
+    would guard defaults."""
+    if forward_level() < 0:
+        return _OPERATOR(q, k, v, plan, ordered, file, bias)
+    return transforms.call("attend", q, k, v, plan, ordered, file, bias)
 
 
 def _setup(ctx, inputs, output):

@@ -15,13 +15,26 @@ from tilewright.core import _internals
 from tilewright.core.errors import PatternError
 
 
+class _Here(threading.local):
+    """Of a thread: its call, whether a compiler saw that begin, and the backward that it is in.
+
+    What is missing would be looked for by each call of compiled code, in microseconds.
+    """
+
+    def __init__(self):
+        self.held, self.traced, self.backward = None, True, None
+
+
 class Calls:
     """Calls of one model, or of models that are called one after the other in a thread. A call is any value."""
+
+    # As few guards of compiled code as can be.
+    __slots__ = "_here", "_known"
 
     def __init__(self):
         """No thread is in a call."""
         # Plain: a compiler follows what is written to it and read.
-        self._here = threading.local()
+        self._here = _Here()
         # By numbers of tokens. It only grows.
         self._known = {}
 
@@ -38,7 +51,7 @@ class Calls:
 
     def now(self) -> Any:
         """The call that this thread is in, or None."""
-        return getattr(self._here, "held", None)
+        return self._here.held
 
     @contextlib.contextmanager
     def inside(self, call: Callable) -> Iterator[None]:
@@ -57,7 +70,7 @@ class Calls:
         """
         if not torch.compiler.is_compiling():
             self._begin(x)
-        elif torch.is_grad_enabled() and not getattr(self._here, "traced", True):
+        elif torch.is_grad_enabled() and not self._here.traced:
             # A block that is compiled by itself. What a compiler traces as a whole it computes again itself.
             known = self._known.get(x.shape[1], ())
             if len(known) == 1:
@@ -76,7 +89,7 @@ class Calls:
             noted = _notes(x).get(self)
             if noted is not None:
                 self.enter(noted, n)
-            elif getattr(self._here, "backward", None) != backward:
+            elif self._here.backward != backward:
                 self.enter(self._only(n), n)
         call = self.now()
         if call is not None and (torch.is_grad_enabled() or x.requires_grad):

@@ -80,11 +80,10 @@ class Sparsified:
         model._sparse = state
         for i in chosen:
             layer = model.blocks[i].attn
-            layer.__class__ = _changed(Attention, type(layer))  # type: ignore[arg-type]  # timm's own class has it
-            layer._sparse, layer._plans = state, BiasPlans()
+            form = _Form.of(layer, shared is not None)
+            layer.__class__ = _changed(Attention, type(layer), form)  # type: ignore[arg-type]  # timm's own class has it
             # In a tuple: it is no part of the layer.
-            layer._form = form = _Form.of(layer)
-            layer._shared = () if form.table or shared is None else (shared,)
+            layer._sparse, layer._plans, layer._shared = state, BiasPlans(), (shared,)
         _enclose(model)
 
     def remove(self) -> None:
@@ -97,30 +96,36 @@ def remove(model: Any) -> None:
     for module in (model, model.patch_embed, *model.blocks, *_layers(model)):
         if isinstance(module, _Changed):
             module.__class__ = module.OWN
-            for name in ("_sparse", "_plans", "_shared", "_form", "_first", "_last"):
+            for name in ("_sparse", "_plans", "_shared"):
                 vars(module).pop(name, None)
 
 
 class _Changed:
-    """A module of timm's by another class, which is made for its own one: parameters and their names stay."""
+    """A module of timm's by another class, made for its own one and its form: parameters and their names stay."""
 
     if TYPE_CHECKING:
         # What timm's own class has.
         def __getattr__(self, name: str) -> Any: ...
 
     def __reduce__(self):
-        return _blank, (self.CHANGE, self.OWN), self.__dict__
+        return _blank, (self.CHANGE, self.OWN, self.FORM), self.__dict__
+
+    @_internals.constant
+    def _known(self) -> Any:
+        """Its form. A compiler guards the class of a module, and each value that it finds by itself."""
+        return self.FORM
 
 
 @functools.cache
-def _changed(change, own):
-    """The class `own` with what the class `change` says."""
-    return type(f"Sparse{own.__name__}", (change, own), {"CHANGE": change, "OWN": own, "__module__": __name__})
+def _changed(change, own, form=None):
+    """The class `own` with what the class `change` says, for modules of a form."""
+    said = {"CHANGE": change, "OWN": own, "FORM": form, "_theirs": own.forward, "__module__": __name__}
+    return type(f"Sparse{own.__name__}", (change, own), said)
 
 
-def _blank(change, own):
+def _blank(change, own, form):
     """Of a copy, before it has a state."""
-    made = _changed(change, own)
+    made = _changed(change, own, form)
     return made.__new__(made)
 
 
@@ -146,19 +151,31 @@ class Patches(_Changed):
     def forward(self, x: torch.Tensor) -> Any:
         """As timm's own."""
         self._sparse.see(self, x)
-        return super().forward(x)  # type: ignore[misc]  # timm's own class has it
+        return self._theirs(x)
 
 
 class Block(_Changed):
-    """A block of a model: tokens are in plan order from the first sparse block to the last."""
+    """A block of a model: what its layers are to know of a call begins here."""
 
     def forward(self, x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         """As timm's own."""
+        # What is compiled to infer is never computed again.
+        if torch.is_grad_enabled() or not torch.compiler.is_compiling():
+            self._sparse.calls.begin(x)
+        return self._theirs(x, *arguments, **named)
+
+
+class Edge(_Changed):
+    """The first sparse block or the last, as its form says: tokens are in plan order from the one to the other."""
+
+    def forward(self, x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        """As timm's own."""
+        first, last = self._known()
         self._sparse.calls.begin(x)
-        if self._first:
+        if first:
             x = self._sparse.enter(x)
-        x = super().forward(x, *arguments, **named)  # type: ignore[misc]  # timm's own class has it
-        return self._sparse.leave(x) if self._last else x
+        x = self._theirs(x, *arguments, **named)
+        return self._sparse.leave(x) if last else x
 
 
 class Attention(_Changed):
@@ -167,7 +184,7 @@ class Attention(_Changed):
     def _replicate_for_data_parallel(self):
         # The replica of a module that is no part of this one is not known here.
         replica = super()._replicate_for_data_parallel()  # type: ignore[misc]  # timm's own class has it
-        replica._shared = ()
+        replica._shared = (None,)
         return replica
 
     def forward(
@@ -183,13 +200,21 @@ class Attention(_Changed):
             raise PatternError("sparse attention: expected the pattern as the only mask, found attn_mask or is_causal")
         if self.training and self.attn_drop.p:
             raise PatternError(f"sparse attention: expected no attention dropout in training, found {self.attn_drop.p}")
-        call, form = self._sparse.call(), self._form
+        sparse, form = self._sparse, self._known()
+        grid, ordered = sparse.call()
         q, k, v = _projected(self, form, x)
         if rope is not None:
-            rope = self._sparse.rotations(rope, call)
+            rope = sparse.rotations(rope, grid, ordered)
             q, k = (_rotated(each, rope, getattr(self, "rotate_half", False)).type_as(v) for each in (q, k))
-        bias = self._bias(shared_rel_pos_bias)
-        out = self._sparse.attention.attend(q, k, v, call.grid, bias=bias, ordered=call.ordered)
+        bias: Any = None
+        if form.table:
+            bias = _TableBias(self, self._plans)
+        elif form.shared and self._shared[0] is not None:
+            bias = _TableBias(self._shared[0], self._plans)
+        elif shared_rel_pos_bias is not None:
+            shape = tuple(shared_rel_pos_bias.shape[-3:])
+            bias = PairBias(shape, self._plans, shared_rel_pos_bias.view(shape))
+        out = sparse.attention.attend(q, k, v, grid, bias=bias, ordered=ordered)
         out = out.transpose(1, 2).flatten(2)
         if form.norm:
             out = self.norm(out)
@@ -201,15 +226,6 @@ class Attention(_Changed):
     def _plan_bias(self, plan):
         self._plans.made(plan, _TableBias(self, self._plans))
         return True
-
-    def _bias(self, shared):
-        """What is added to the scores, or None. shared: what the model made of a bias of all layers."""
-        if self._form.table:
-            return _TableBias(self, self._plans)
-        if self._shared:
-            return _TableBias(self._shared[0], self._plans)
-        shape = () if shared is None else tuple(shared.shape[-3:])
-        return None if shared is None else PairBias(shape, self._plans, shared.view(shape))
 
 
 class _Form(NamedTuple):
@@ -225,11 +241,13 @@ class _Form(NamedTuple):
     gate: bool
     # Neighbouring heads of queries that share keys and values.
     groups: int
+    # A bias of its own, or of the model's.
     table: bool
+    shared: bool
 
     @classmethod
-    def of(cls, layer: Any) -> "_Form":
-        """The form of a layer."""
+    def of(cls, layer: Any, shared: bool) -> "_Form":
+        """The form of a layer. shared: whether the model has a bias of all layers."""
 
         def has(name):
             return getattr(layer, name, None) is not None
@@ -243,30 +261,28 @@ class _Form(NamedTuple):
             gate=has("gate"),
             groups=getattr(layer, "num_kv_groups", 1),
             table=has("relative_position_bias_table"),
+            shared=shared,
         )
-
-
-class _Call(NamedTuple):
-    """The grid of a call's images; whether its tokens stand in plan order from the first sparse block to the last."""
-
-    grid: tuple[int, int]
-    ordered: bool
 
 
 class _State:
     """What the layers of a model share: the pattern, and the calls."""
 
+    # A compiler guards that no method of an object is one of its own, but where it can have none.
+    __slots__ = "attention", "calls", "keeps", "orders"
+
     def __init__(self, attention, keeps):
         self.attention, self.keeps = attention, keeps
+        # A call: the grid of its images; whether tokens stand in plan order from the first sparse block to the last.
         # `orders`: whether tokens stay in timm's order between the blocks.
         self.calls, self.orders = Calls(), Calls()
 
     def see(self, patch_embed, images):
         """Before the patches are embedded: a call begins, with the grid of these images."""
-        height, width = images.shape[-2:]
-        grid = tuple(map(int, patch_embed.dynamic_feat_size((height, width))))
+        rows, columns = patch_embed.dynamic_feat_size(images.shape[-2:])
+        grid = int(rows), int(columns)
         ordered = self.keeps and not self.attention.full and not self.orders.now()
-        self.calls.enter(_Call(grid, ordered), self.attention.n_special + grid[0] * grid[1])  # type: ignore[arg-type]  # timm's own class has it
+        self.calls.enter((grid, ordered), self.attention.n_special + grid[0] * grid[1])  # type: ignore[arg-type]  # timm's own class has it
 
     def call(self):
         """The call that this thread is in. Raises `PatternError` where there is none."""
@@ -277,36 +293,36 @@ class _State:
 
     def enter(self, x):
         """Tokens of the first sparse block."""
-        call = self.call()
-        return self.attention.enter(x, call.grid) if call.ordered else x
+        grid, ordered = self.call()
+        return self.attention.enter(x, grid) if ordered else x
 
     def leave(self, x):
         """Tokens after the last sparse block."""
-        call = self.call()
-        return self.attention.leave(x, call.grid) if call.ordered else x
+        grid, ordered = self.call()
+        return self.attention.leave(x, grid) if ordered else x
 
-    def rotations(self, rope, call):
+    def rotations(self, rope, grid, ordered):
         """Rotations [..., N, 2 D] (sine, cosine) of all tokens, as they stand, of those of the patches."""
         half = rope.shape[-1] // 2
         special = rope.new_zeros((*rope.shape[:-2], self.attention.n_special, rope.shape[-1]))
         # Special tokens are not turned.
         special[..., half:] = 1
         rope = torch.cat((special, rope), dim=-2)
-        if not call.ordered:
+        if not ordered:
             return rope
         *others, n, width = rope.shape
-        return self.attention.enter(rope.reshape(-1, n, width), call.grid).reshape(*others, n, width)
+        return self.attention.enter(rope.reshape(-1, n, width), grid).reshape(*others, n, width)
 
 
 def _enclose(model):
     """Have a model's patches and blocks tell its state of calls; tokens are in plan order in the sparse blocks."""
     sparse = [block for block in model.blocks if isinstance(getattr(block, "attn", None), Attention)]
-    for change, module in ((Patches, model.patch_embed), *((Block, block) for block in model.blocks)):
-        if not isinstance(module, _Changed):
-            module.__class__ = _changed(change, type(module))  # type: ignore[arg-type]  # a class is hashable
+    ends = [(sparse[:1] == [block], sparse[-1:] == [block]) for block in model.blocks]
+    forms = [(Edge, end) if any(end) else (Block, None) for end in ends]
+    for (change, form), module in zip(((Patches, None), *forms), (model.patch_embed, *model.blocks), strict=True):
+        own = module.OWN if isinstance(module, _Changed) else type(module)
+        module.__class__ = _changed(change, own, form)  # type: ignore[arg-type]  # a class is hashable
         module._sparse = model._sparse
-    for block in model.blocks:
-        block._first, block._last = sparse[:1] == [block], sparse[-1:] == [block]
 
 
 def _layers(model):

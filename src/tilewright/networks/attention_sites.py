@@ -100,7 +100,7 @@ def resident(owner: Any, name: str, device: torch.device | str) -> torch.Tensor:
     owner: keeps its copies in a dict, ``copies``.
     """
     if (name, device) not in owner.copies:
-        owner.copies[name, device] = apart.made(lambda: getattr(owner, name).to(device))
+        owner.copies[name, device] = apart.made(lambda: _internals.at_rest(getattr(owner, name).to(device)))
     return owner.copies[name, device]
 
 
@@ -155,11 +155,10 @@ class Site:
     def _back(self):
         return apart.made(torch.argsort, self.order)
 
-    def make(self, device: torch.device | None) -> None:
-        """Make what `enter` and `leave` look for on a device: a compiler cannot follow how."""
-        if self.order is not None and device is not None:
-            for name in ("order", "_back"):
-                resident(self, name, device)
+    @cached_property
+    def orders(self) -> torch.Tensor:
+        """`order`, where there is one, and the way back, int64 [2, N]."""
+        return apart.made(lambda: torch.stack((self.order, self._back)))
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Tokens x [B, N, C] in the site's order; once, at the entry of a stage."""

@@ -50,6 +50,12 @@ class Patterned:
     pattern is ``full``, by name.
     """
 
+    # A compiler guards that no method of an object is one of its own, but where it can have none.
+    __slots__ = (
+        *("pattern", "heads", "head_dim", "n_special", "scale", "plans", "full"),
+        *("_padding", "_by_grid", "_orders", "_plans", "_digests"),
+    )
+
     def __init__(
         self,
         pattern: Any,
@@ -70,55 +76,70 @@ class Patterned:
         self.plans = plans
         # Torch's dense attention then runs, with no plan.
         self.full = isinstance(pattern, str) and patterns.parse(pattern)[0] is patterns.NAMED[patterns.FULL][1]
-        self._planned_dim = -(-head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
+        # Zeros at the end of a head, for plans.
+        self._padding = -head_dim % HEAD_DIM_STEP
         self._by_grid: dict[tuple[int, int], attention_sites.Site] = {}
-        self._plans: dict[tuple, object] = {}
+        self._orders: dict[tuple, torch.Tensor | None] = {}
+        self._plans: dict[tuple, Any] = {}
+        self._digests: dict[tuple, str] = {}
 
     def site(self, grid: Any) -> attention_sites.Site:
         """The `Site` for a grid of ``(rows, columns)``. Raises as `patterns.graph`."""
-        if torch.compiler.is_dynamo_compiling():
-            self._ready(grid)
         if grid not in self._by_grid:
             graph = patterns.graph(self.pattern, grid, self.n_special)
-            self._by_grid[grid] = site_of(graph, self.heads, self._planned_dim, self.plans)
+            self._by_grid[grid] = site_of(graph, self.heads, self.head_dim + self._padding, self.plans)
         return self._by_grid[grid]
 
     def plan(self, grid: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Any:
         """The plan for a grid, without a bias; tokens in plan order where it is called with ``ordered=True``."""
         key = grid, dtype, device
         if torch.compiler.is_dynamo_compiling():
-            self._ready(*key)
-        if key not in self._plans:
+            self._ready("digest", *key)
+        elif key not in self._plans:
             self._plans[key] = self._plan(*key)
         return self._plans[key]
 
+    def digest(self, grid: tuple[int, int], dtype: torch.dtype, device: torch.device) -> str:
+        """The digest of a plan, by which compiled code is guarded, and calls it."""
+        key = grid, dtype, device
+        if torch.compiler.is_dynamo_compiling():
+            self._ready("digest", *key)
+        elif key not in self._digests:
+            self._digests[key] = self.plan(*key).digest()
+        return self._digests[key]
+
+    def orders(self, grid: Any, device: torch.device) -> torch.Tensor | None:
+        """`Site.orders` of a grid on a device."""
+        key = grid, device
+        if torch.compiler.is_dynamo_compiling():
+            self._ready("orders", *key)
+        elif key not in self._orders:
+            site = self.site(grid)
+            self._orders[key] = None if site.order is None else attention_sites.resident(site, "orders", device)
+        return self._orders[key]
+
     @_internals.constant
-    def _ready(self, grid, dtype=None, device=None):
-        """Make the site, or the plan, before a compiler looks for it: it cannot follow how."""
-        if dtype is None:
-            apart.made(self.site, grid).make(device)
-        else:
-            apart.made(self.plan, grid, dtype, device)
+    def _ready(self, name, *arguments):
+        """Have the method `name` make what it keeps, before a compiler looks for that: it cannot follow how."""
+        apart.made(getattr(self, name), *arguments)
         return True
 
     def _plan(self, grid, dtype, device):
         found = apart.made(planning._plan, self.site(grid), dtype, device)
-        if self.scale != self._planned_dim**-0.5:
+        if self.scale != (self.head_dim + self._padding) ** -0.5:
             # The schedule is the same whatever the scale.
             found = copy_with_scale(found, self.scale)
         return found
 
-    def enter(self, x: Any, grid: tuple[int, ...]) -> torch.Tensor:
+    def enter(self, x: Any, grid: Any) -> torch.Tensor:
         """Tokens x [B, N, C] in plan order."""
-        if torch.compiler.is_dynamo_compiling():
-            self._ready(grid, None, x.device)
-        return x if self.full else self.site(grid).enter(x)
+        orders = None if self.full else self.orders(grid, x.device)
+        return x if orders is None else x.index_select(1, orders[0])
 
-    def leave(self, x: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
+    def leave(self, x: torch.Tensor, grid: Any) -> torch.Tensor:
         """Undo `enter`."""
-        if torch.compiler.is_dynamo_compiling():
-            self._ready(grid, None, x.device)
-        return x if self.full else self.site(grid).leave(x)
+        orders = None if self.full else self.orders(grid, x.device)
+        return x if orders is None else x.index_select(1, orders[1])
 
     def attend(
         self,
@@ -139,7 +160,8 @@ class Patterned:
             raise PatternError(
                 f"expected {n} tokens, {self.n_special} special and a grid of {grid[0]} x {grid[1]}, found {q.shape[2]}"
             )
-        q, k, v = precision.cast(q, k, v)
+        if torch.is_autocast_enabled(q.device.type):
+            q, k, v = precision.cast(q, k, v)
         if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
             raise PatternError(
                 "expected queries, keys and values of one dtype and device, found "
@@ -148,23 +170,26 @@ class Patterned:
         if self.full:
             dense = None if bias is None else bias.dense(q.dtype)
             return F.scaled_dot_product_attention(q, k, v, attn_mask=dense, scale=self.scale)
-        found, values = self.plan(grid, q.dtype, q.device), None
+        if self._padding:
+            # They add nothing to scores.
+            q, k, v = (F.pad(x, (0, self._padding)) for x in (q, k, v))
         if bias is not None:
-            found, values = bias.planned(found)
-        more = self._planned_dim - self.head_dim
-        if more:
-            # Zeros at the end of a head add nothing to its scores.
-            q, k, v = (F.pad(x, (0, more)) for x in (q, k, v))
-        out = found(q, k, v, ordered=ordered, bias=values)
-        return out[..., : self.head_dim] if more else out
+            found, values = bias.planned(self.plan(grid, q.dtype, q.device))
+            out = found(q, k, v, ordered=ordered, bias=values)
+        elif torch.compiler.is_dynamo_compiling():
+            out = operators.traced(q, k, v, self.digest(grid, q.dtype, q.device), ordered, None, None)
+        else:
+            out = self.plan(grid, q.dtype, q.device)(q, k, v, ordered=ordered)
+        return out[..., : self.head_dim] if self._padding else out
 
     def __deepcopy__(self, memo: dict) -> "Patterned":
         # Plans do not change: copies of a model share them.
         return self
 
-    def __getstate__(self) -> dict:
+    def __reduce__(self) -> tuple:
         # Plans are of one process, and on disk.
-        return {**self.__dict__, "_by_grid": {}, "_plans": {}}
+        made = functools.partial(Patterned, scale=self.scale, plans=self.plans)
+        return made, (self.pattern, self.heads, self.head_dim, self.n_special)
 
 
 def copy_with_scale(plan: "Plan", scale: float) -> "Plan":
