@@ -177,6 +177,13 @@ def test_the_search_solves_what_no_template_has(monkeypatch):
     assert [each.verdict for each in found].count("solved") >= 5
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_search_takes_single_words(count, monkeypatch):
+    monkeypatch.setattr("tilewright.pushmem.templates.TRIES", 0)
+    stream = streams.of_moves(np.arange(count) * 3, [(np.array([30]), np.array([count - 1]))], PUB.PARAMETERS)
+    assert solve.solve(stream, PUB, engine="fit", hardware=False).verdict == "solved"
+
+
 def test_equations_without_a_constant_are_solved_in_whole_numbers():
     rows = ((2, -4, 0, 6), (0, 3, 3, 0), (2, -1, 3, 6))
     found = search.kernel(rows, 4)

@@ -76,7 +76,7 @@ def _corners(nest):
 def _affine(rows, nest, modulus):
     """bool [C]: which rows [C, n] are affine in a nest, modulo `modulus`."""
     steps = [(rows[:, stride] - rows[:, 0]) % modulus for stride in _corners(nest)]
-    wanted = rows[:, :1] + np.array(steps).reshape(len(nest), -1).T @ _indices(nest).T
+    wanted = rows[:, :1] + np.array(steps, dtype=np.int64).reshape(len(nest), len(rows)).T @ _indices(nest).T
     return ((wanted - rows) % modulus == 0).all(1)
 
 
