@@ -133,8 +133,7 @@ def of_models(_):
     yield from ("needs timm", "needs a download", {"timm_block": block, "x": torch.randn(1, 65, 48)}, "needs timm")
 
 
-def of_push_memories(tmp_path):
-    (tmp_path / "pulse.btor2").write_text(PULSE)
+def of_push_memories(_):
     yield from ({}, {"mapped": mapping.compile(apps.program("gaussian-64"))}, "needs halide")
 
 
@@ -174,23 +173,6 @@ def of_videos(_):
     yield from ({}, "needs a GPU")
 
 
-# High for two cycles, with a period that is to be found.
-PULSE = """\
-1 sort bitvec 1
-2 sort bitvec 4
-3 input 2 config_period
-4 zero 2
-5 state 2 count
-6 init 2 5 4
-7 one 2
-8 add 2 5 7
-9 eq 1 5 3
-10 ite 2 9 4 8
-11 next 2 5 10
-12 constd 2 2
-13 ult 1 5 12
-14 output 13 high
-"""
 # What a page leaves to its readers, block by block of Python; or why only the names of a block are looked up.
 GIVEN = {
     "README.md": lambda _: [{}, {}],

@@ -105,17 +105,21 @@ class _Search:
         self.parameters, self.lanes = memory.PARAMETERS, lanes
         self.ports = [port for port in range(len(found.arrivals)) if found.wanted(port).any()]
         self.outs = [out for out, (at, _, _) in enumerate(found.reads) if len(at)]
-        self.read_nests = {out: nests(found.reads[out][0], self.parameters.levels) for out in self.outs}
-        self.fetch_shapes = {
-            out: list(_shapes(found.reads[out][0], self.parameters.levels - 1, most, owned)) for out in self.outs
-        }
-        self.write_shapes = {
-            port: list(_shapes(found.arrivals[port], self.parameters.levels - 1, most, owned)) for port in self.ports
-        }
+        levels = self.parameters.levels
+        self.read_nests = {out: nests(found.reads[out][0], levels) for out in self.outs}
+        self.fetch_shapes = {out: self._listed(found.reads[out][0], most, owned) for out in self.outs}
+        self.write_shapes = {port: self._listed(found.arrivals[port], most, owned) for port in self.ports}
         self.partitions: dict = {}
         self.ways: dict = {}
         self.loops: dict = {}
         self.failed: set = set()
+
+    def _listed(self, at, most, owned):
+        listed = []
+        for shape in _shapes(at, self.parameters.levels - 1, most, owned):
+            self.in_time()
+            listed.append(shape)
+        return listed
 
     def in_time(self):
         if perf_counter() > self.end:
@@ -139,7 +143,8 @@ class _Search:
         at, made = self.found.arrivals[port], []
         size, fetch = self.parameters.rows * self.parameters.fetch, self.parameters.fetch
         for nest in nests(at, self.parameters.levels):
-            if len(nest) > 3 or len(at) > WORDS:
+            self.in_time()
+            if len(nest) > 3:
                 continue
             steps = np.array(list(itertools.product(range(size), repeat=len(nest))), dtype=np.int64)
             places = (steps.reshape(len(steps), -1) @ _indices(nest).T).astype(np.uint8)
@@ -499,6 +504,8 @@ def configuration(found: Words, memory: Memory, right: Callable[[Configuration],
     """
     if max(len(at) for at, *_ in [*((at,) for at in found.arrivals), *found.reads]) > WORDS:
         raise NotFoundError("search", f"more than {WORDS} words of a port are not searched")
+    if not any(len(at) for at, *_ in found.reads):
+        raise NotFoundError("search", "no word goes out")
     if "agg2sram0" not in memory.PARAMETERS.ports():
         return _narrow(found, memory, right, end)
     for size in SIZES:
