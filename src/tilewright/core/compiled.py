@@ -53,6 +53,9 @@ def njit(*arguments: Any, **options: Any) -> Any:
     """``numba.njit``, whose functions are compiled for this process alone where numba has no folder to keep them in."""
     import numba
 
+    # Nobody calls them from C.
+    options = {"no_cfunc_wrapper": True} | options
+
     def compiled(function):
         try:
             return numba.njit(*arguments, **options)(function)

@@ -24,28 +24,24 @@ def grow(q: Quotient, *, cap: float, tau: float, limit: int | None = None) -> ND
     empty. The next seed is the row left over beside the last group that most rows around are already placed, so that
     no holes stay.
     """
+    n_rows, row = len(q.rows), np.repeat(np.arange(len(q.rows)), np.diff(q.indptr))
+    queries = np.bincount(q.indices, q.size[row], len(q.weight))
+    degree, whole = (np.bincount(row, each[q.indices], n_rows) for each in (q.weight, q.weight * queries))
     common = q.indptr, q.indices, q.col_ptr, q.col_rows, q.weight, q.size
-    return _grow(*common, float(cap), tau, len(q.rows) if limit is None else min(limit, len(q.rows)))
+    outermost = np.argsort(whole, kind="stable")
+    return _grow(*common, degree, whole, outermost, float(cap), tau, n_rows if limit is None else min(limit, n_rows))
 
 
 @njit(cache=True, nogil=True)
-def _grow(indptr, indices, col_ptr, col_rows, weight, size, cap, tau, limit):
+def _grow(indptr, indices, col_ptr, col_rows, weight, size, degree, whole, outermost, cap, tau, limit):
     n_rows, n_units = len(size), len(weight)
-    degree, whole = np.zeros(n_rows), np.zeros(n_rows)
-    for k in range(n_units):
-        queries = 0.0
-        for e in range(col_ptr[k], col_ptr[k + 1]):
-            queries += size[col_rows[e]]
-        for e in range(col_ptr[k], col_ptr[k + 1]):
-            degree[col_rows[e]] += weight[k]
-            whole[col_rows[e]] += weight[k] * queries
     placed, touched = np.zeros(n_rows, np.bool_), np.zeros(n_rows, np.bool_)
     # Keys shared with every placed query; the same when the group began; keys shared with the group's union.
     shared, before, overlap = np.zeros(n_rows), np.zeros(n_rows), np.zeros(n_rows)
     in_union, union, n_union = np.zeros(n_units, np.bool_), np.empty(n_units, np.int64), 0
     near, n_near = np.empty(n_rows, np.int64), 0
     order, n = np.empty(n_rows, np.int64), 0
-    outermost, at = np.argsort(whole, kind="mergesort"), 0
+    at = 0
     while n < limit:
         row, most = -1, -1.0
         for i in range(n_near):

@@ -5,13 +5,12 @@ pattern product A·Aᵀ, and clusters are capped. Unlike it, clusters are compar
 pair merges that increases the area (queries x union) least.
 """
 
-import heapq
-
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from tilewright.attention.reorder._growth import grow
-from tilewright.attention.reorder._quotient import Quotient, transpose
+from tilewright.attention.reorder._quotient import Quotient, take, transpose
 from tilewright.core.compiled import njit
 
 # Queries of the groups that clusters are chained into: those of the published measure.
@@ -76,98 +75,150 @@ def _similar(indptr, indices, col_ptr, col_rows, weight, k):
 
 
 @njit(cache=True, nogil=True)
-def _common(a, b, weight):
-    """Weight of the units in both of two ascending lists."""
-    i, j, total = 0, 0, 0.0
-    while i < len(a) and j < len(b):
-        if a[i] == b[j]:
-            total += weight[a[i]]
+def _common(units, i, i_end, j, j_end, weight):
+    """Weight of the units that both of two ascending lists have: the places from i, and from j, to their ends."""
+    total = 0.0
+    while i < i_end and j < j_end:
+        if units[i] == units[j]:
+            total += weight[units[i]]
             i += 1
             j += 1
-        elif a[i] < b[j]:
+        elif units[i] < units[j]:
             i += 1
         else:
             j += 1
     return total
 
 
+# A heap of pairs of clusters, the cheapest first, of equally cheap ones that of the first clusters: their costs and, as
+# one number, the pairs. Written out: to compile ``heapq`` for tuples takes two seconds.
+
+
 @njit(cache=True, nogil=True)
+def _push(costs, pairs, n, cost, pair):
+    """Add a pair to the `n` of a heap."""
+    while n > 0:
+        up = (n - 1) // 2
+        if costs[up] < cost or (costs[up] == cost and pairs[up] <= pair):
+            break
+        costs[n], pairs[n] = costs[up], pairs[up]
+        n = up
+    costs[n], pairs[n] = cost, pair
+
+
+@njit(cache=True, nogil=True)
+def _pop(costs, pairs, n):
+    """Take the first of `n` pairs from a heap."""
+    first, at, last = pairs[0], 0, n - 1
+    while 2 * at + 1 < last:
+        child = 2 * at + 1
+        left, right = costs[child], costs[child + 1]
+        if child + 1 < last and (right < left or (right == left and pairs[child + 1] < pairs[child])):
+            child += 1
+        if costs[last] < costs[child] or (costs[last] == costs[child] and pairs[last] <= pairs[child]):
+            break
+        costs[at], pairs[at] = costs[child], pairs[child]
+        at = child
+    costs[at], pairs[at] = costs[last], pairs[last]
+    return first
+
+
 def _merge(indptr, indices, weight, size, near, caps):
     """Children of every merge, int64 [merges] each: rows are nodes 0..R-1, merge m is node R+m."""
     n_rows, k = near.shape
-    n_nodes = 2 * n_rows
     # Unions of all clusters one after the other; begin/end of each, its keys and queries.
-    pool, filled = np.empty(2 * len(indices) + 1, np.int32), len(indices)
-    pool[:filled] = indices
-    begin, end = np.zeros(n_nodes, np.int64), np.zeros(n_nodes, np.int64)
+    pool = np.empty(2 * len(indices) + 1, np.int32)
+    pool[: len(indices)] = indices
+    begin, end = np.zeros((2, 2 * n_rows), np.int64)
     begin[:n_rows], end[:n_rows] = indptr[:-1], indptr[1:]
-    keys, queries = np.zeros(n_nodes), np.zeros(n_nodes)
+    keys, queries = np.zeros((2, 2 * n_rows))
     queries[:n_rows] = size
-    for r in range(n_rows):
-        for e in range(indptr[r], indptr[r + 1]):
-            keys[r] += weight[indices[e]]
-    parent = np.arange(n_nodes)
+    keys[:n_rows] = np.bincount(np.repeat(np.arange(n_rows), np.diff(indptr)), weight[indices], n_rows)
     # Twice as many neighbours for clusters: those of both children, the cheapest kept.
-    around = np.full((n_nodes, 2 * k), -1, np.int64)
+    around = np.full((2 * n_rows, 2 * k), -1, np.int64)
     around[:n_rows, :k] = near
-    left, right = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64)
+    parent, children = np.arange(2 * n_rows), np.empty((n_rows, 2), np.int64)
+    # A pass begins with as many pairs as its clusters have neighbours, and adds those of each merge.
+    heap = np.empty(4 * n_rows * k), np.empty(4 * n_rows * k, np.int64)
     found, price = np.empty(4 * k, np.int64), np.empty(4 * k)
-    heap = [(0.0, 0, 0)]
-    heap.pop()
-    n = n_rows
+    n = _merged(
+        weight, caps, pool, len(indices), begin, end, keys, queries, around, parent, children, *heap, found, price
+    )
+    return children[:n, 0].copy(), children[:n, 1].copy()
+
+
+@njit(cache=True, nogil=True)
+def _merged(
+    weight, caps, pool, filled, begin, end, keys, queries, around, parent, children, costs, pairs, found, price
+):
+    """The number of merges, see `_merge`, whose `children` are written."""
+    n_rows, n_nodes = len(children), len(parent)
+    n, waiting = n_rows, 0
     for most in caps:
         for i in range(n):
-            for j in around[i]:
+            for at in range(around.shape[1]):
+                j = around[i, at]
                 if parent[i] == i and j >= 0:
                     j = _root(parent, j)
                     if i != j and queries[i] + queries[j] <= most:
                         cost = _increase(pool, begin, end, keys, queries, weight, i, j)
-                        heapq.heappush(heap, (cost, min(i, j), max(i, j)))
-        while len(heap):
-            _, i, j = heapq.heappop(heap)
+                        _push(costs, pairs, waiting, cost, i * n_nodes + j if i < j else j * n_nodes + i)
+                        waiting += 1
+        while waiting > 0:
+            pair = _pop(costs, pairs, waiting)
+            waiting -= 1
+            i, j = pair // n_nodes, pair % n_nodes
             if parent[i] != i or parent[j] != j:
                 continue
             need = end[i] - begin[i] + end[j] - begin[j]
             if filled + need > len(pool):
                 larger = np.empty(2 * len(pool) + need, np.int32)
-                larger[:filled] = pool[:filled]
+                # A slice that is written compiles its error's text, in a second.
+                for p in range(filled):
+                    larger[p] = pool[p]
                 pool = larger
-            a, b = pool[begin[i] : end[i]], pool[begin[j] : end[j]]
-            begin[n] = filled
-            p, q = 0, 0
-            while p < len(a) or q < len(b):
-                if q == len(b) or (p < len(a) and a[p] <= b[q]):
-                    unit = a[p]
-                    q += q < len(b) and a[p] == b[q]
+            begin[n], p, q = filled, begin[i], begin[j]
+            while p < end[i] or q < end[j]:
+                if q == end[j] or (p < end[i] and pool[p] <= pool[q]):
+                    unit = pool[p]
+                    if q < end[j] and pool[q] == unit:
+                        q += 1
                     p += 1
                 else:
-                    unit = b[q]
+                    unit = pool[q]
                     q += 1
                 pool[filled] = unit
                 filled += 1
                 keys[n] += weight[unit]
             end[n], queries[n] = filled, queries[i] + queries[j]
-            left[n - n_rows], right[n - n_rows] = i, j
+            children[n - n_rows, 0], children[n - n_rows, 1] = i, j
             parent[i] = parent[j] = n
+            # The neighbours of both, by what it costs to add them; of equal ones, the first found first.
             n_found = 0
-            for child in (i, j):
-                for other in around[child]:
-                    if other < 0:
+            for side in range(2):
+                child = children[n - n_rows, side]
+                for at in range(around.shape[1]):
+                    if around[child, at] < 0:
                         continue
-                    other = _root(parent, other)
-                    if other == n or (found[:n_found] == other).any():
+                    other, known = _root(parent, around[child, at]), False
+                    for f in range(n_found):
+                        known = known or found[f] == other
+                    if other == n or known:
                         continue
-                    found[n_found] = other
-                    price[n_found] = _increase(pool, begin, end, keys, queries, weight, n, other)
+                    added = _increase(pool, begin, end, keys, queries, weight, n, other)
+                    f = n_found
+                    while f > 0 and price[f - 1] > added:
+                        found[f], price[f] = found[f - 1], price[f - 1]
+                        f -= 1
+                    found[f], price[f] = other, added
                     n_found += 1
-            cheapest = np.argsort(price[:n_found], kind="mergesort")[: 2 * k]
-            for i in range(len(cheapest)):
-                other = found[cheapest[i]]
-                around[n, i] = other
-                if queries[n] + queries[other] <= most:
-                    heapq.heappush(heap, (price[cheapest[i]], min(n, other), max(n, other)))
+            for f in range(n_found if n_found < around.shape[1] else around.shape[1]):
+                around[n, f] = found[f]
+                if queries[n] + queries[found[f]] <= most:
+                    _push(costs, pairs, waiting, price[f], found[f] * n_nodes + n)
+                    waiting += 1
             n += 1
-    return left[: n - n_rows], right[: n - n_rows]
+    return n - n_rows
 
 
 @njit(cache=True, nogil=True)
@@ -182,7 +233,7 @@ def _root(parent, node):
 @njit(cache=True, nogil=True)
 def _increase(pool, begin, end, keys, queries, weight, i, j):
     """Increase of the area, queries x keys, if clusters i and j were one."""
-    union = keys[i] + keys[j] - _common(pool[begin[i] : end[i]], pool[begin[j] : end[j]], weight)
+    union = keys[i] + keys[j] - _common(pool, begin[i], end[i], begin[j], end[j], weight)
     return union * (queries[i] + queries[j]) - keys[i] * queries[i] - keys[j] * queries[j]
 
 
@@ -199,53 +250,49 @@ def _leaves(indptr, indices, weight, left, right):
     for m in range(len(left)):
         i, j, node = left[m], right[m], n_rows + m
         is_root[i] = is_root[j] = False
-        lowest[node] = min(lowest[i], lowest[j])
+        lowest[node] = lowest[i] if lowest[i] < lowest[j] else lowest[j]
         best = -1.0
         for sides in range(4):
             inner = first[i] if sides & 1 else last[i]
             outer = last[j] if sides & 2 else first[j]
-            score = _common(
-                indices[indptr[inner] : indptr[inner + 1]], indices[indptr[outer] : indptr[outer + 1]], weight
-            )
+            score = _common(indices, indptr[inner], indptr[inner + 1], indptr[outer], indptr[outer + 1], weight)
             if score > best:
                 best = score
                 flipped[node, 0], flipped[node, 1] = sides & 1 > 0, sides & 2 > 0
         first[node] = last[i] if flipped[node, 0] else first[i]
         last[node] = first[j] if flipped[node, 1] else last[j]
-    order, n = np.empty(n_rows, np.int64), 0
-    roots = np.flatnonzero(is_root)
-    stack = [(0, False)]
-    stack.pop()
-    ptr = np.zeros(len(roots) + 1, np.int64)
-    roots = roots[np.argsort(lowest[roots], kind="mergesort")]
-    for t in range(len(roots)):
-        stack.append((roots[t], False))
-        while len(stack):
-            node, reverse = stack.pop()
+    # By its first row, the tree of each.
+    tree = np.full(n_rows, -1)
+    for node in range(n_nodes):
+        if is_root[node]:
+            tree[lowest[node]] = node
+    order, ptr, n, trees = np.empty(n_rows, np.int64), np.zeros(n_rows + 1, np.int64), 0, 0
+    stack, reversed_ = np.empty(n_rows, np.int64), np.empty(n_rows, np.bool_)
+    for row in range(n_rows):
+        if tree[row] < 0:
+            continue
+        stack[0], reversed_[0], height = tree[row], False, 1
+        while height > 0:
+            height -= 1
+            node, reverse = stack[height], reversed_[height]
             if node < n_rows:
                 order[n] = node
                 n += 1
                 continue
-            m = node - n_rows
-            here, there = (left[m], flipped[node, 0] != reverse), (right[m], flipped[node, 1] != reverse)
-            stack.append(here if reverse else there)
-            stack.append(there if reverse else here)
-        ptr[t + 1] = n
-    return order, ptr
+            for side in range(2):
+                # The first of the two is taken from the stack first.
+                is_left = (side == 1) != reverse
+                stack[height] = left[node - n_rows] if is_left else right[node - n_rows]
+                reversed_[height] = flipped[node, 0 if is_left else 1] != reverse
+                height += 1
+        trees += 1
+        ptr[trees] = n
+    return order, ptr[: trees + 1]
 
 
-@njit(cache=True, nogil=True)
 def _unions(indptr, indices, order, ptr, n_units):
     """CSR of the ascending units of each cluster ``order[ptr[c]:ptr[c+1]]``."""
-    seen, out = np.full(n_units, -1, np.int64), np.empty(len(indices), np.int32)
-    union_ptr, n = np.zeros(len(ptr), np.int64), 0
-    for c in range(len(ptr) - 1):
-        for i in range(ptr[c], ptr[c + 1]):
-            for unit in indices[indptr[order[i]] : indptr[order[i] + 1]]:
-                if seen[unit] != c:
-                    seen[unit] = c
-                    out[n] = unit
-                    n += 1
-        out[union_ptr[c] : n].sort()
-        union_ptr[c + 1] = n
-    return union_ptr, out[:n].copy()
+    of_rows, units = take(indptr, indices, order)
+    found = csr_array((np.ones(len(units), np.int8), units, of_rows[ptr]), shape=(len(ptr) - 1, n_units))
+    found.sum_duplicates()
+    return found.indptr.astype(np.int64), found.indices.astype(np.int32, copy=False)

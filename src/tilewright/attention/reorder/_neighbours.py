@@ -94,7 +94,7 @@ def _sampled(indptr, indices):
     """``(indptr, indices, col_ptr, col_rows)`` of a part of the units, enough to tell which rows are near."""
     n_units, generator = int(indices.max()) + 1, np.random.default_rng(0)
     some = generator.choice(len(indptr) - 1, min(len(indptr) - 1, PROBES), replace=False)
-    apart = _near_rows(indptr, indices, *transpose(indptr, indices, n_units), indptr, indices, some)[1][:, 0]
+    apart = _near_rows(indptr, indices, *transpose(indptr, indices, n_units), indptr, indices, n_units, some)[1][:, 0]
     share = TELLING / max(TELLING, np.median(apart[apart > 0])) if apart.any() else 1.0
     name = np.full(n_units, -1, np.int32)
     kept = generator.random(n_units) < share
@@ -106,19 +106,19 @@ def _sampled(indptr, indices):
 def _nearest(csr, sample, rows):
     """``(near, apart)``, int32 [len(rows), NEAR] each: rows with the fewest units that only one of the two sees, the
     nearest first, and the number of these units; -1 where there are fewer rows."""
-    workers = max(1, min(len(os.sched_getaffinity(0)), len(rows) // 1024))
+    workers, n_units = max(1, min(len(os.sched_getaffinity(0)), len(rows) // 1024)), int(csr[1].max()) + 1
     with ThreadPoolExecutor(workers) as pool:
-        parts = list(pool.map(lambda some: _near_rows(*sample, *csr, some), np.array_split(rows, workers)))
+        parts = list(pool.map(lambda some: _near_rows(*sample, *csr, n_units, some), np.array_split(rows, workers)))
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
 @njit(cache=True, nogil=True)
-def _near_rows(indptr, indices, col_ptr, col_rows, full_ptr, full_indices, rows):
+def _near_rows(indptr, indices, col_ptr, col_rows, full_ptr, full_indices, n_units, rows):
     """`_nearest` of some `rows`: chosen by the units of a sample, ordered by all units."""
     n_rows = len(indptr) - 1
     near, apart = np.full((len(rows), NEAR), -1, np.int32), np.zeros((len(rows), NEAR), np.int32)
     common, met = np.zeros(n_rows, np.int32), np.empty(n_rows, np.int32)
-    marked = np.full(full_indices.max() + 1, -1, np.int32)
+    marked = np.full(n_units, -1, np.int32)
     best, least = np.empty(NEAR, np.int32), np.empty(NEAR, np.int32)
     for i in range(len(rows)):
         row, n = rows[i], 0
