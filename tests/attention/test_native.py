@@ -116,7 +116,7 @@ def test_forms_compute_the_pattern(kind, bias, scale, batch, ordered, seed, orde
             continue
         found = running(plan, name)(q[:, :, rows], k[:, :, cols], v[:, :, cols], ordered=ordered)
         assert reference.relative_error(found, expected[:, :, rows]) <= reference.TOLERANCE[dtype], name
-        assert found.transpose(1, 2).is_contiguous()
+        assert found.transpose(1, 2).is_contiguous() or found.is_contiguous()
         assert found.dtype == dtype
 
 
@@ -323,8 +323,21 @@ def test_layouts():
         for move in (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), lambda x: x.mT.contiguous().mT):
             found = plan(*map(move, (q, k, v)))
             assert torch.allclose(found, expected, atol=1e-6)
-            assert found.transpose(1, 2).is_contiguous()
+            assert found.transpose(1, 2).is_contiguous() and not found.is_contiguous()
         assert torch.allclose(plan(q, k, v[:1].expand(2, -1, -1, -1)), plan(q, k, v[:1].repeat(2, 1, 1, 1)))
+
+
+@pytest.mark.parametrize("form", ("masked", "compacted", "products"))
+def test_results_of_queries_by_head_stay_by_head(form):
+    """To copy them takes a tenth of a small call. The registered operator returns one layout in any case."""
+    plan = made(patterns("kept", 36, 44, 3), form, reorder="none")
+    given = tensors(36, 44)
+    expected = torch.ops.tilewright.attend(*given, plan.digest(), False)
+    assert expected.transpose(1, 2).is_contiguous()
+    for _ in range(2):
+        found = plan(*given)
+        assert found.is_contiguous() and torch.allclose(found, expected, atol=1e-6)
+    assert plan(given[0].clone().requires_grad_(), *given[1:]).requires_grad
 
 
 def test_autocast_and_inference():
@@ -347,6 +360,7 @@ def test_what_is_dropped_is_freed_at_once(form):
     gc.disable()
     try:
         plan._prepared.clear()
+        plan._called.clear()
         assert executor() is None
     finally:
         gc.enable()

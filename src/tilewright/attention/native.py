@@ -10,6 +10,8 @@ A *form* is a way of torch's dense kernel to compute a pattern:
 They are timed beside the tiles (`times`), chosen by `schedule.choose`, and executed as `backends.Executor` describes.
 """
 
+import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +34,7 @@ from tilewright.core import timing
 from tilewright.core._internals import attention_gradients, attention_with_lse
 from tilewright.core.errors import PatternError
 from tilewright.devices import qkv
-from tilewright.devices.cpu.workers import in_any_state, on_one_core
+from tilewright.devices.cpu.workers import in_any_state, on_one_core, unusual
 from tilewright.torch_attention import ALIGNED, patterns
 
 if TYPE_CHECKING:
@@ -60,6 +62,32 @@ _ALONE = 1e6
 # How forms are timed, in how many turns, and by how many times as long as tiles one takes that is timed once.
 _EFFORT: dict[str, Any] = {"min_reps": 20, "max_seconds": 0.05, "rse_target": 0.03}
 _TURNS, _FAR = 3, 4
+# In turns, calls of ten milliseconds run often enough to be told apart while another process takes the cores.
+_LONGER = _EFFORT | {"max_seconds": 0.15}
+
+
+def _unlike(*_: Any) -> bool:
+    return False
+
+
+# Before the first call, see `Executor.known`.
+NOTHING_KNOWN: tuple[Callable, Any, bool] = _unlike, None, False
+_ALL: "weakref.WeakSet[Executor]" = weakref.WeakSet()
+
+
+def _forget() -> None:
+    """In a fork, calls run on one core: `in_any_state` says why."""
+    for each in _ALL:
+        each.known = NOTHING_KNOWN
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class Unprepared:
+    """In place of an `Executor` before the first call."""
+
+    known = NOTHING_KNOWN
 
 
 @dataclass(frozen=True)
@@ -188,7 +216,7 @@ def in_turns(
         if devices.facts(device).CUDA:
             times = [each.p50_us for each in timing.time_in_turns(calls, gpu=True, **_EFFORT, turns=_TURNS)]
         else:
-            times = _undisturbed_us(calls)
+            times = _undisturbed_us(calls, _LONGER)
     return known | {best: own_us * times[0] / times[1]}
 
 
@@ -225,14 +253,14 @@ def _once_us(call):
     return timing.time_call(call, **once).p50_us
 
 
-def _undisturbed_us(calls):
+def _undisturbed_us(calls, effort=_EFFORT):
     """Microseconds of each call on a CPU, the first quintile: on all cores, or on one where that takes less.
 
     An operator that is shared waits for the slowest core. While another process has it, that takes a hundred times as
     long, and says nothing of later calls.
     """
     alone = [partial(on_one_core, call) for call in calls]
-    times = [each.p20_us for each in timing.time_together([*calls, *alone], **_EFFORT)]
+    times = [each.p20_us for each in timing.time_together([*calls, *alone], **effort)]
     return [min(pair) for pair in zip(times[: len(calls)], times[len(calls) :], strict=True)]
 
 
@@ -357,12 +385,13 @@ class Executor:
     masks: ItemMasks | None = None
     mask: Tensor | None = None
     on_gpu: bool = False
-    # Whether tensors are like those of the last call, which were checked, and the call of such.
-    _known: tuple[Callable, Any] = field(init=False, repr=False)
+    # Whether tensors are like those of the last call, which were checked; the call of such; whether its result may
+    # have the layout of the queries, where the heads of a token do not stand side by side.
+    known: tuple[Callable, Any, bool] = field(init=False, repr=False, default=NOTHING_KNOWN)
 
     def __post_init__(self) -> None:
-        """No call is known."""
-        self._known = (lambda *_: False), None
+        """Calls may be known from now on."""
+        _ALL.add(self)
 
     @property
     def launches(self) -> Sequence[str]:
@@ -411,13 +440,17 @@ class Executor:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned."""
-        like, call = self._known
+        _, call, as_queries = self.ready(q, k, v)
+        return qkv.by_token(call(q, k, v)) if as_queries else call(q, k, v)
+
+    def ready(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Callable, Any, bool]:
+        """What is `known` of such tensors. Raises `PatternError` or `DeviceError` for tensors other than planned."""
+        known = self.known
         # To compare layouts takes a tenth of the time of the checks, which is a third of that of a small call.
-        if not like(q, k, v):
+        if not known[0](q, k, v):
             self._check(q, k, v)
-            call = self._prepared(len(q))
-            self._known = qkv.same_layout(q, k, v), call
-        return call(q, k, v)
+            self.known = known = qkv.same_layout(q, k, v), *self._prepared(q, k, v)
+        return known
 
     def _check(self, q, k, v):
         sizes: dict[str, Any] = {"heads": self.heads, "head_dim": self.head_dim, "dtype": self.dtype}
@@ -425,19 +458,25 @@ class Executor:
         if self.units is not None:
             self.units.check(len(q))
 
-    def _prepared(self, batch):
-        """``callable(q, k, v)``: a call for a batch of this size, of tensors that were checked and have one layout."""
-        given: dict[str, Any] = {"scale": self.scale} | ({} if self.products else {"attn_mask": self._of_batch(batch)})
-        kernel: Any = _by_products if self.products else F.scaled_dot_product_attention
-        attend = partial(kernel, **given)
+    def _prepared(self, q, k, v):
+        """``(callable(q, k, v), as queries)``: a call for tensors of this layout, which were checked, and whether its
+        result may have the layout of queries whose heads lie one after the other."""
+        batch, mask = len(q), self._of_batch(len(q))
+        if self.products:
+            attend = partial(_by_products, q.new_empty(1), self.head_dim**-0.5 if self.scale is None else self.scale)
+        else:
+            given: Any = {"scale": self.scale, "attn_mask": mask}
+            attend = partial(F.scaled_dot_product_attention, **{name: x for name, x in given.items() if x is not None})
         # Of itself it holds nothing: a cycle would keep masks in memory.
         windows, queries, keys, back, n_q = self.windows, self.queries, self.keys, self.back, self.shape[0]
         in_place = windows == 1 and queries is None
+        as_queries = in_place and q.is_contiguous()
+        move_k, move_v = (_by_layout(x) for x in (k, v))
         promised: set[tuple[int, ...]] = set()
 
-        def run(q, k, v):
+        def run_by_token(q, k, v):
             if in_place:
-                out = attend(q, k, v) if keys is None else attend(q, k.index_select(2, keys), v.index_select(2, keys))
+                out = attend(q, k, v) if keys is None else attend(q, move_k(k, keys), move_v(v, keys))
             else:
                 taken = _taken(q, queries, windows), _taken(k, keys, windows), _taken(v, keys, windows)
                 out = _returned(attend(*taken), q, queries, back, windows, n_q)
@@ -448,8 +487,16 @@ class Executor:
                 promised.add(out.stride())
             return qkv.own(out)
 
+        def run_as_queries(q, k, v):
+            return (
+                attend(q, k, v) if keys is None else attend(q, k.index_select(2, keys), v.index_select(2, keys))
+            ).data
+
+        run = run_as_queries if as_queries else run_by_token
         small = not self.on_gpu and 4 * batch * self.executed * self.heads * self.head_dim < _ALONE
-        return in_any_state(partial(on_one_core, run) if small else run, self.device.type)
+        call = partial(on_one_core, run) if small else run
+        # The state of later calls is the same: tensors under autocast have another layout, and forks forget.
+        return in_any_state(call, self.device.type) if unusual(self.device.type) else call, as_queries
 
     def _of_batch(self, batch):
         """The mask for a `batch`: windows of an image follow one another."""
@@ -490,6 +537,14 @@ def _taken(x, places, windows):
     return tokens.unflatten(1, (windows, -1)).flatten(0, 1).transpose(1, 2)
 
 
+def _by_layout(x):
+    """``callable(x, places)``: the tokens [B, H, n, D] at `places` of tensors of the layout of `x`."""
+    if x.shape[1] > 1 and x.transpose(1, 2).is_contiguous():
+        # The heads of a token are moved together, in a third of the time.
+        return lambda x, places: x.transpose(1, 2).index_select(1, places).transpose(1, 2)
+    return lambda x, places: x.index_select(2, places)
+
+
 def _returned(out, q, queries, back, windows, n_q):
     """The inverse of `_taken` for results: those of queries without keys are zeros."""
     if windows > 1:
@@ -501,9 +556,8 @@ def _returned(out, q, queries, back, windows, n_q):
     return qkv.empty(q, n_q).zero_().index_copy_(2, queries.long(), out)
 
 
-def _by_products(q, k, v, scale):
+def _by_products(nothing, scale, q, k, v):
     """Attention over all pairs, without torch's kernel."""
     queries, keys, values = (x.flatten(0, 1) for x in (q, k, v))
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    scores = torch.baddbmm(queries.new_empty(1), queries, keys.mT, beta=0, alpha=scale)
+    scores = torch.baddbmm(nothing, queries, keys.mT, beta=0, alpha=scale)
     return torch.bmm(torch.softmax(scores, -1), values).unflatten(0, q.shape[:2])

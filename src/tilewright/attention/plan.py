@@ -340,6 +340,10 @@ class Plan:
         self._prepared: dict[tuple[bool, int, bool], Any] = {}
         # Of the last values of a bias that a call gave: these, and the executor with them.
         self._valued: dict[tuple[bool, int, bool], tuple[torch.Tensor, Any]] = {}
+        # By `ordered`, the executor of the last call of torch's own attention.
+        self._called: dict[bool, native.Executor | native.Unprepared] = dict.fromkeys(
+            (False, True), native.Unprepared()
+        )
         self._digest: str | None = None
         self._bytes: torch.Tensor | None = None
         self._name = operators.register(self)
@@ -382,7 +386,13 @@ class Plan:
         """
         # A compiler guards what is asked of it.
         compiled = torch.compiler.is_dynamo_compiling()
-        if compiled or operators.watched(q):
+        watched = compiled or operators.watched(q)
+        if not watched and bias is None and (ordered is False or ordered is True):
+            # Of tensors that are alike all is known: that none needs a gradient, too.
+            like, call, _ = self._called[ordered].known
+            if like(q, k, v):
+                return call(q, k, v)
+        if watched:
             if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
                 raise _no_tensors(q, k, v)
             # Compilers hold the digest for a constant, and guard what they compile by it, as it is read behind. What is
@@ -397,7 +407,13 @@ class Plan:
             raise _no_tensors(q, k, v, bias) from None
         if recorded:
             return operators.differentiated(q, k, v, self._name, ordered, bias)
-        return self.run(q, k, v, ordered, bias)
+        executor = self._executor(q, ordered, bias)
+        if not isinstance(executor, native.Executor):
+            return executor(q, k, v)
+        ready = executor.ready(q, k, v)
+        if bias is None:
+            self._called = self._called | {ordered: executor}
+        return ready[1](q, k, v)
 
     def with_bias(self, bias: Bias | torch.Tensor | None) -> "Plan":
         """This plan with another bias, and the same order, blocks and schedule.

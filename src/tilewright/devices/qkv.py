@@ -90,6 +90,11 @@ def empty(q: torch.Tensor, n_queries: int, dtype: torch.dtype | None = None) -> 
     return q.new_empty_strided((batch, heads, n_queries, head_dim), strides, dtype=dtype)
 
 
+def by_token(out: torch.Tensor) -> torch.Tensor:
+    """A result in memory as `empty` gives, copied where it is in other."""
+    return out if out.transpose(1, 2).is_contiguous() else empty(out, out.shape[2]).copy_(out)
+
+
 def own(out: torch.Tensor) -> torch.Tensor:
     """A result as no view, which who called could not write to: torch refuses views that were made out of its sight."""
     return out.data

@@ -100,6 +100,11 @@ def in_any_state(call: Callable, device: str = "cpu") -> Callable:
     return safe
 
 
+def unusual(device: str = "cpu") -> bool:
+    """Whether `in_any_state` changes a call now, of tensors on a `device` of this kind."""
+    return _forked or torch.is_autocast_enabled(device)
+
+
 _made: dict = {}
 _making, _forked = Lock(), False
 
