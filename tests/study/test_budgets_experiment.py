@@ -63,22 +63,6 @@ def test_rows_of_planted_maps():
     assert mass["density"] == pytest.approx(0.3, abs=0.02) and mass["error"] > 0
 
 
-def test_a_result_that_is_wrong_when_it_is_timed_has_no_time(monkeypatch):
-    attend, calls = _budgets._attend, []
-
-    def wrong(tokens, lists):
-        calls.append(lists)
-        found = attend(tokens, lists)
-        return found if len(calls) == 1 else [2 * out for out in found]
-
-    monkeypatch.setattr(_budgets, "_attend", wrong)
-    stated = settings(choosers=("single",))
-    dense, single = whole("budgets", _budgets.run("1x64-4x8x16", stated, QUICK))
-    assert dense["status"] == single["status"] == "failed"
-    assert dense["reason"].startswith("when it was timed: ") and single["reason"].startswith("relative error ")
-    assert dense["p50_us"] == single["p50_us"] == ""
-
-
 def test_a_network_without_weights_and_a_solver_without_a_licence_are_told(monkeypatch, tmp_path):
     lacking = Weights(network="wan-tiny-480p-5f", options={"layers": 1}, path=str(tmp_path / "none"), recipe=None)
     (row,) = whole("budgets", _budgets.run("tiny-2x12x12", settings(weights=lacking), QUICK))

@@ -3,6 +3,7 @@
 import itertools
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -12,12 +13,14 @@ from helpers.rows import run_baselines, run_schedule, whole
 from helpers.threads import threads
 from tilewright import devices, networks
 from tilewright.core import provenance, timing
+from tilewright.integrations import tuning
 from tilewright.masks import deit, dynamicvit, wan
 from tilewright.paths import calls, runner
 from tilewright.paths import table as look_up
 from tilewright_study import experiments, scenes
-from tilewright_study.experiments import gains, heatmap, neighborhood, recall, slices, video, worth
+from tilewright_study.experiments import budgets, gains, heatmap, neighborhood, recall, slices, video, worth
 from tilewright_study.experiments.attention import run as _attention
+from tilewright_study.experiments.budgets import run as _budgets
 from tilewright_study.experiments.gains import run as _gains
 from tilewright_study.experiments.neighborhood import run as _neighborhood
 from tilewright_study.experiments.networks import run as _networks
@@ -176,11 +179,25 @@ def windows():
     return list(_neighborhood.run("8x8-w3-1x16", neighborhood.Settings(contenders, 1, 1000, 0.001), HOW))
 
 
+def budgeted():
+    stated = {
+        **{"order": "raster", "shares": (0.2, 0.6), "keeps": (0.2,), "choosers": ("single",), "steps": 1, "parts": 1},
+        **{"rows": 64, "max_seconds": 0.001, "weights": None},
+    }
+    tokens = torch.randn(3, 1, 1, 256, 64, generator=torch.Generator().manual_seed(0))
+    with pytest.MonkeyPatch.context() as patch:
+        one = tuning.Pass(0, (1, 16, 16), lambda attend: attend(0, *tokens))
+        patch.setattr(_budgets, "_planted", lambda *_: one)
+        # Times that the choice is made by are not the rows'.
+        patch.setattr(tuning, "times", lambda *_, **__: np.arange(1.0, 3.0))
+        return whole("budgets", _budgets.run("1x64-1x16x16", budgets.Settings(**stated), HOW))
+
+
 # `pruned_accuracy` times by `pruned`; `paths` and `stream` follow. The others time an order that is found, or a solver.
 EXPERIMENTS = {
     **{"attention": attention, "networks": network, "ragged": packed, "pruned": pruned, "slices": lists},
     **{"recall": recalls, "video": passes, "heatmap": cells, "worth": grid, "gains": ways},
-    "neighborhood": windows,
+    **{"neighborhood": windows, "budgets": budgeted},
 }
 
 

@@ -186,8 +186,8 @@ def _timed(made, settings, how):
 def _attend(tokens, lists):
     """Attention of all layers."""
     if lists is None:
-        return [slices.dense(q, k, v)[0] for q, k, v in tokens]
-    return [slices.attend(q, k, v, own) for (q, k, v), own in zip(tokens, lists, strict=True)]
+        return tuple(slices.dense(q, k, v)[0] for q, k, v in tokens)
+    return tuple(slices.attend(q, k, v, own) for (q, k, v), own in zip(tokens, lists, strict=True))
 
 
 def _errors(tokens, lists, found):
