@@ -112,6 +112,7 @@ class _Search:
         self.partitions: dict = {}
         self.ways: dict = {}
         self.loops: dict = {}
+        self.rows: dict = {}
         self.failed: set = set()
 
     def _listed(self, at, most, owned):
@@ -259,11 +260,14 @@ class _Search:
             mask = np.logical_and.reduce([masks[at] for *_, masks in taken])
             wanted = [words for *_, asked, _ in taken for _, which, words in asked if which == at]
             begins = self.found.arrivals[self.ports[at]]
+            low, some = [int(begins[words].max()) + 1 for words in wanted], np.flatnonzero(mask)
+            rows = np.array([places[some, words[0]] // self.parameters.fetch for words in wanted])
+            high = np.array([until[some][:, words].min(1) for words in wanted])
             seen: dict = {}
-            for number in np.flatnonzero(mask).tolist():
-                rows = [int(places[number, words[0]]) // self.parameters.fetch for words in wanted]
-                spans = [(int(begins[w].max()) + 1, int(until[number, w].min())) for w in wanted]
-                seen.setdefault(tuple(zip(rows, spans, strict=True)), number)
+            for number, *told in zip(some.tolist(), rows.T.tolist(), high.T.tolist(), strict=True):
+                seen.setdefault(
+                    tuple((row, (begin, end)) for row, begin, end in zip(told[0], low, told[1], strict=True)), number
+                )
             ways = []
             for asked, number in seen.items():
                 self.in_time()
@@ -307,13 +311,14 @@ class _Search:
 
     def _rows(self, times, inside, rows, levels):
         """Rows that writes at `times` give, so that each that is asked for is given in time; None for none."""
-        count = self.parameters.rows
-        for nest in nests(times, levels):
-            if len(nest) > 3:
-                continue
-            index = _indices(nest).T
-            steps = np.array(list(itertools.product(range(count), repeat=len(nest) + 1)), dtype=np.int64)
-            made = (steps[:, :1] + steps[:, 1:] @ index) % count
+        count, key = self.parameters.rows, (times - times[0]).tobytes()
+        if key not in self.rows:
+            self.rows[key] = []
+            for nest in nests(times, levels):
+                if len(nest) <= 3:
+                    steps = np.array(list(itertools.product(range(count), repeat=len(nest) + 1)), dtype=np.int64)
+                    self.rows[key].append((steps[:, :1] + steps[:, 1:] @ _indices(nest).T) % count)
+        for made in self.rows[key]:
             right = np.ones(len(made), bool)
             for row in range(count):
                 asked = inside[:, rows == row]
