@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -248,8 +248,9 @@ scores = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), min_size=1,
 
 
 @settings(max_examples=30)
-@given(scores, scores, st.integers(1, 70))
-def test_a_joint_table_never_sees_less_than_either(one, other, budget):
+@given(scores, scores)
+@example([(at, at) for at in range(1, 33, 2)], [(at, at) for at in range(2, 33, 2)])
+def test_a_joint_table_never_sees_less_than_either(one, other):
     """Of every single budget: static switching and paths are tables of their own."""
     known = {"checkpoint": "", "rung": "trained", "batch": 1, "device": "x", "dtype": "float32", "macs": 1}
     tables = [
@@ -259,7 +260,7 @@ def test_a_joint_table_never_sees_less_than_either(one, other, budget):
     both = Table([*tables[0], *tables[1]], joint=True)
     for each in tables:
         alone = Table(each, joint=True)
-        if alone.rows[0].promise_us <= budget:
+        for budget in range(int(alone.rows[0].promise_us), 61):
             assert both.select(budget).choice >= alone.select(budget).choice - table.ROUNDING
 
 

@@ -296,6 +296,8 @@ def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monk
         other = msgspec.structs.replace(settings, network=msgspec.structs.replace(settings.network, **changes))
         with pytest.raises(ConfigError, match=f"path table: expected one of {field} "):
             next(iter(_stream.run("mine", other, how)))
+    both = {"contenders": (*settings.contenders, "static", "joint"), "static": {"whole": settings.network}}
+    settings = msgspec.structs.replace(settings, **both)
     rows = list(_stream.run("mine", settings, how))
     whole = [row for row in rows if "missed" in row]
     assert len(whole) == len(settings.traces) * len(settings.contenders)
@@ -309,6 +311,8 @@ def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monk
     for one in whole:
         told = [x for x in rows if "frame" in x and all(x[key] == one[key] for key in ("trace", "contender"))]
         assert all(0 <= x["miou"] <= 1 for x in told)
+        if one["contender"] == "static":
+            assert {x["path"] for x in told} == {"whole"}
         if one["contender"] == "full":
             assert told[0]["miou"] == told[2]["miou"]
             assert one["mean_miou"] == pytest.approx((told[0]["miou"] + told[1]["miou"]) / 2)

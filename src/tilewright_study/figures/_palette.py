@@ -116,6 +116,7 @@ RUNNERS = {
     "full": Look("best path always", DENSE, "v"),
     "fixed": Look("one path", "#E69F00", "^"),
     "static": Look("static networks", "#882255", "D"),
+    "joint": Look("paths and static networks", "#332288", "*"),
     "oracle": Look("oracle", "#009E73", "X"),
 }
 MEMORIES = {

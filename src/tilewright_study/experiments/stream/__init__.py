@@ -15,7 +15,7 @@ TABLES = ("stream",)
 FIGURES = ("stream",)
 
 TRACES = ("uniform", "steps", "contended")
-CONTENDERS = ("closed", "target", "open", "full", "fixed", "static", "oracle")
+CONTENDERS = ("closed", "target", "open", "full", "fixed", "static", "joint", "oracle")
 
 
 class Values(sections.Section, frozen=True):
@@ -27,7 +27,8 @@ class Values(sections.Section, frozen=True):
     contenders: closed and open, our paths by their promises, with a controller and without; target, with one that
     weighs what a path sees against how likely it is late, so that a share `late` of the frames is; full, always
     everything; fixed, always the path that the least budget allows; static, the networks of `static`, each with its
-    full path only, with a controller as closed has it; oracle, which knows how long each path would take, as calls
+    full path only, with a controller as closed has it; joint, all of these paths and networks in one table, as closed;
+    oracle, which knows how long each path would take, as calls
     before the first frame and after the last one took, chooses by the table, and is not run
     rung: of the paths, trained or statistics
     margin: share of a promise that a budget has to leave beside it
@@ -58,7 +59,8 @@ class Section(Values, frozen=True):
     """Streams of frames, for networks of paths.
 
     networks: names of paths.networks, whose images come one by one
-    static: names of paths.networks that the contender static switches between, of one image size with all of `networks`
+    static: names of paths.networks that the contenders static and joint switch between, of one image size with all of
+    `networks`
     """
 
     networks: tuple[str, ...]
@@ -160,16 +162,21 @@ def settings(config, case):
 
 
 def check_static(place, case, settings):
-    """Raise `ConfigError` where the contender static has no network, or one of another image size than the case's."""
-    if "static" not in settings.contenders:
+    """Raise `ConfigError` where such a contender has no network, or one of another image size than the case's."""
+    if not (asking := of_static(settings)):
         return
     if not settings.static:
-        raise ConfigError(f"{place}: expected networks for the contender static, found none")
+        raise ConfigError(f"{place}: expected networks for the contender {asking[0]}, found none")
     expected = pixels(settings.network)
     for name, stated in settings.static.items():
         if (found := pixels(stated)) != expected:
             wanted, other = ("x".join(map(str, size)) for size in (expected, found))
             raise ConfigError(f"{place}: expected images of {wanted}, as {case} has them, found {other} of {name}")
+
+
+def of_static(settings):
+    """The contenders that switch between static networks."""
+    return [name for name in ("static", "joint") if name in settings.contenders]
 
 
 def pixels(stated):

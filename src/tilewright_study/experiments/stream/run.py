@@ -17,11 +17,11 @@ from tilewright.paths.calls import Calls
 from tilewright.paths.runner import Picker, Runner
 from tilewright_study import scenes
 from tilewright_study.experiments.paths import measure
-from tilewright_study.experiments.stream import check_static, pixels, traces
+from tilewright_study.experiments.stream import check_static, of_static, pixels, traces
 from tilewright_study.measure.rows import machine, now
 
 # Controllers of the contenders that see how late frames are.
-CONTROLLERS = {"closed": lateness.Closed, "target": lateness.Priced, "static": lateness.Closed}
+CONTROLLERS = dict.fromkeys(("closed", "static", "joint"), lateness.Closed) | {"target": lateness.Priced}
 # On a GPU the load is products of square matrices of this side, each of which takes some 30 us of a Hopper: larger ones
 # are too coarse for frames of 300. How much of it a frame waits for is tried in so many frames, and again with what
 # that says.
@@ -80,7 +80,7 @@ class Contenders:
         self.runner = Runner(self.network, kept, margin=settings.margin, late="fastest", folded=own)
         seen = shown.confusions(self.network, "test", [paths[x.path] for x in kept.rows], folded, apart=True)
         self.sees = {x.path: seen[paths[x.path]] for x in kept.rows}
-        self.static = self._static(shown, how) if "static" in settings.contenders else None
+        self.static = self._static(shown, how) if of_static(settings) else None
         self.scores = {
             text: np.array([evaluation.mean_iou(confusion) for confusion in found]) for text, found in self.sees.items()
         }
@@ -92,6 +92,7 @@ class Contenders:
             self.static.rehearse(self.images, settings.samples, seed=how.seed)
         for picker in filter(None, (self.runner, self.static)):
             self.refute(picker)
+        self.joint = self._joint() if "joint" in settings.contenders else None
         self.loaded = None
         if "contended" in settings.traces:
             self.loaded = self._foreign()
@@ -104,7 +105,7 @@ class Contenders:
 
     def picker(self, name):
         """What a contender of this name picks with."""
-        return self.static if name == "static" else self.runner
+        return {"static": self.static, "joint": self.joint}.get(name, self.runner)
 
     def contender(self, name, trace):
         """What `traces.run` asks for a frame's path."""
@@ -232,7 +233,7 @@ class Contenders:
             us = taken.get(path, 1.0)
             self.paths[name], self.expected[name] = path, measure.Maps(network, self.frames[0])
             self._note(name, wrong.get(path, ""))
-            calls[name] = Calls(network, {name: path}, compiled=compiled)
+            calls[name] = Calls(network, {name: path}, compiled=compiled, beside=self.runner.calls)
             self.sees[name] = shown.confusions(network, "test", [path], apart=True)[path]
             # A table is of one network, whose paths these are.
             entries.append(
@@ -253,6 +254,17 @@ class Contenders:
             )
         kept = table.Table(entries, least=self.settings.least)
         return Picker(lambda name, images: calls[name](name, images), kept, margin=self.settings.margin, late="fastest")
+
+    def _joint(self):
+        """A `Picker` of the runner's paths and the static networks, with the promises of both."""
+        found = table.Table([*self.runner.table.rows, *self.static.table.rows], joint=True)
+        runs = {found.key(row): (one, row) for one in (self.runner, self.static) for row in one.table.rows}
+
+        def run(key, images):
+            one, row = runs[key]
+            return one.calls(row.path, images)
+
+        return Picker(run, found, margin=self.settings.margin, late="fastest")
 
     def _foreign(self):
         """A load under which the slowest path misses a budget of `traces.ROOM` promises by as much as the fastest one

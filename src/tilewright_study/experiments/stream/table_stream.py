@@ -1,8 +1,8 @@
 """Streams of frames with budgets: misses and mean IoU of each contender, and what switching between paths takes.
 
 Frames with budgets of time, met by paths of a table with a controller and without, by one path for all frames, by the
-full path, by static networks that are switched between, and by an oracle that knows how long each path takes. A switch
-is what a call takes beyond a repeated one where two paths take turns.
+full path, by static networks that are switched between, by all of these, and by an oracle that knows how long each
+path takes. A switch is what a call takes beyond a repeated one where two paths take turns.
 """
 
 from tilewright_study.experiments.paths import table_paths
@@ -62,7 +62,7 @@ def table(inputs):
         other = found[found["contender"] == name].drop_duplicates(key).set_index(key)[f"{column}_miou"]
         found = found.join(other.rename(f"{name}_{column}"), on=key)
     share = found["timely_miou"] / found["oracle_timely"]
-    bounded = (share <= 1 + CHANCE) & (found["contender"] != "static")
+    bounded = (share <= 1 + CHANCE) & ~found["contender"].isin(["static", "joint"])
     static = 100 * found["equal"].map({True: 1.0, False: float("nan")})
     switch_us = switching.groupby("case")["measured_us"].median()
     return found.assign(
