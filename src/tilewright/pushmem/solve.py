@@ -22,8 +22,8 @@ from tilewright.pushmem.streams import DRAIN, Stream
 ENGINES = ("auto", "fit", "bmc")
 LAYERS = ("levels", "extents", "strides", "starts")
 SOLVED, INFEASIBLE, UNKNOWN = "solved", "infeasible", "unknown"
-# Seconds of algebra, where no shorter limit is stated; and the share of them after which what no template has is
-# searched.
+# Seconds of algebra, where no shorter limit is stated, or one for it alone; and the share of them after which what no
+# template has is searched.
 FIT_S, TEMPLATES = 5.0, 0.4
 # Seconds for the one question of a whole tile that algebra cannot tell, where no limit is stated.
 WHOLE_S = 60.0
@@ -78,7 +78,7 @@ def solve(
     monolithic : bool
         Let ``bmc`` solve the whole tile, or part, in one query.
     limit_s : float, optional
-        Time limit of ``bmc`` in seconds.
+        Time limit in seconds; without one algebra takes at most 5.
     hardware : bool
         Verify the answer in the memory's RTL, too.
 
@@ -100,7 +100,9 @@ def solve(
     if known is not None:
         known.check(memory)
     begin = perf_counter()
-    chosen, found = _fitted(stream, memory, known, FIT_S if limit_s is None else min(FIT_S, limit_s))
+    alone = engine == "fit" and limit_s is not None
+    fit_s = limit_s if alone else FIT_S if limit_s is None else min(FIT_S, limit_s)
+    chosen, found = _fitted(stream, memory, known, fit_s)
     spent = found.seconds["fit"] = perf_counter() - begin
     if engine == "bmc" or (engine == "auto" and found.verdict == UNKNOWN):
         left = None if limit_s is None else max(0.0, limit_s - spent)
