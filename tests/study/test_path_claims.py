@@ -1,11 +1,16 @@
 """Claims about paths of trained networks: small tables whose answers are worked out by hand."""
 
+import csv
+import re
+
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 
 from helpers import synthetic
 from helpers.checkout import ROOT
+from tilewright.paths import table as look_up
 from tilewright_study.experiments.paths import figure_path_families, table_paths
 from tilewright_study.tables import _select, claims
 
@@ -244,3 +249,29 @@ def test_cases_whose_names_end_alike_are_judged_together(tmp_path):
     rows = [*static(), *sampled(), row("segformer-b0-64.sampled", 120, 0.52, 0.52)]
     assert answer(tmp_path, rows, "path_static:.sampled", expected=-1) == (-5, f"{B2} at 200 µs")
     assert judged(tmp_path, rows, "path_static:.sampled")["cases"] == 2
+
+
+def test_a_joint_table_of_recorded_rows_is_the_best_at_each_budget():
+    """And its page has the means: of static networks, of paths of one network, of all."""
+    kept = {}
+    with (ROOT / "expected/h200/paths.csv").open(newline="") as stream:
+        for row in csv.DictReader(stream):
+            if row["rung"] == "trained" and row["status"] == "ok" and row["promise_us"] and row["choice"]:
+                stated = {name: row[name] for name in look_up.Entry.__struct_fields__ if row.get(name)}
+                kept.setdefault(row["case"], []).append(msgspec.convert(stated, look_up.Entry, strict=False))
+    full = re.compile(r"[1.]+ levels=1234 scale=1 decoder=folded")
+    alone = [x for net in ("b0", "b1", "b2") for x in kept[f"segformer-{net}-512.continued"] if full.fullmatch(x.path)]
+    tables = {"static B0, B1, B2": look_up.Table(alone, joint=True)}
+    tables |= {
+        f"paths of {n.upper()}": look_up.Table(kept[f"segformer-{n}-512.sampled"], least=0.3) for n in ("b0", "b2")
+    }
+    tables["all of them"] = look_up.Table([row for each in tables.values() for row in each.rows], joint=True)
+    static = tables["static B0, B1, B2"].rows
+    budgets = np.linspace(static[0].promise_us, 1.2 * static[-1].promise_us, 2000)
+    seen = {name: np.array([table.select(budget).test for budget in budgets]) for name, table in tables.items()}
+    best = seen["all of them"]
+    # Also by the scenes of `test`, by which none is picked.
+    assert all((best >= other).all() for other in seen.values())
+    page = (ROOT / "docs/dynamic.md").read_text()
+    for name, values in seen.items():
+        assert f"| {name} | {values.mean():.1%} |".replace("%", " %") in page
