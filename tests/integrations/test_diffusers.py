@@ -178,7 +178,7 @@ def test_first_frames_and_references_stay_dense_by_name_and_by_mask():
 
 
 def pipeline(**more):
-    """Wan 2.2's: two networks, the second of which takes over in the fourth of five steps."""
+    """Wan 2.2's: two networks, the second of which takes over in the last of five steps."""
     if not hasattr(diffusers.WanPipeline, "from_pretrained") or "transformers" in str(
         getattr(diffusers.WanPipeline, "_backends", "")
     ):
@@ -239,6 +239,34 @@ def test_a_pipeline_keeps_lists_for_networks_layers_and_branches_until_its_callb
     with adapter.denoising(pipe) as run:
         frames(pipe, callback_on_step_end=callback)
     assert held == [2 * one] * 4 + [4 * one]
+
+
+def test_a_pipeline_whose_classes_choose_no_attention_keeps_lists_of_both_branches_at_once():
+    pipeline()
+    parts = {"transformer": network("cogvideox-5b")[0], "scheduler": diffusers.CogVideoXDDIMScheduler()}
+    pipe = diffusers.CogVideoXPipeline(tokenizer=None, text_encoder=None, vae=None, **parts)
+    pipe.set_progress_bar_config(disable=True)
+    more = {name: value for name, value in FEW.items() if name != "tokens"}
+    own, calls = slices.Steps(refresh=[0, 2], first_dense=0, text=(hosts.TEXT, 0), **more), []
+
+    def by_number(q, k, v, _):
+        step, layer = divmod(len(calls), 2)
+        calls.append(step)
+        return own(layer, step, "both", q, k, v)
+
+    def of_cog(**more):
+        prompts = [hosts.random(1, hosts.TEXT, 24, seed=seed) for seed in range(2)]
+        given = {"latents": hosts.random(1, 3, 16, 12, 16), "height": 96, "width": 128, "num_frames": 9, **more}
+        given |= {"num_inference_steps": 3, "max_sequence_length": hosts.TEXT, "output_type": "latent"}
+        return pipe(prompt_embeds=prompts[0], negative_prompt_embeds=prompts[1], **given).frames
+
+    with Masked(by_number):
+        expected = of_cog()
+    attention = adapter.register(**FEW, steps={"refresh": [0, 2], "first_dense": 0})
+    with adapter.denoising(pipe) as run:
+        for _ in range(2):
+            assert torch.allclose(of_cog(callback_on_step_end=run.step_end), expected, atol=1e-5)
+    assert attention.calls == {"slices": 12}
 
 
 def test_a_run_that_was_interrupted_is_not_gone_on_with_and_a_forgotten_callback_is_told():
@@ -305,6 +333,10 @@ def test_what_a_network_cannot_have_is_refused_and_it_stays_as_it_was():
     adapter.register(**ALL)
     with pytest.raises(ConfigError, match=r"^WanTransformer3DModel: expected heads of 64 or 128, found 32$"):
         adapter.denoising(small).__enter__()
+    with pytest.raises(
+        ConfigError, match=r"^WanTransformer3DModel: expected float32, .*, found torch.float64$"
+    ):
+        adapter.denoising(network("wan")[0].double()).__enter__()
     with pytest.raises(ConfigError, match=r"^Linear: expected attention with processors, found none$"):
         adapter.denoising(torch.nn.Linear(2, 2)).__enter__()
     with pytest.raises(ConfigError, match=r"^object: expected a network, or a pipeline with one of transformer, trans"):

@@ -16,7 +16,7 @@ import msgspec
 from tilewright import slices
 from tilewright.core import _internals
 from tilewright.core.errors import ConfigError, PatternError
-from tilewright.integrations.sdpa import Dense, Place, Slices
+from tilewright.integrations.sdpa import DTYPES, Dense, Place, Slices
 from tilewright.slices.layout import HEAD_DIMS
 
 # Passes of a network in a step that diffusers gives one name; more are those of another step.
@@ -166,6 +166,9 @@ class _Network:
         heads = getattr(model.config, "attention_head_dim", None)
         if heads not in HEAD_DIMS:
             raise ConfigError(f"{self.name}: expected heads of {' or '.join(map(str, HEAD_DIMS))}, found {heads}")
+        dtype = getattr(model, "dtype", None)
+        if dtype not in DTYPES:
+            raise ConfigError(f"{self.name}: expected float32, float16 or bfloat16, found {dtype}")
         known = {"text": self.family.text, "first_frame": self.family.frame, "reference": self.family.reference}
         for each in settings.dense:
             if isinstance(each, str) and not known.get(each):
