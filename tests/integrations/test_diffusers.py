@@ -333,9 +333,7 @@ def test_what_a_network_cannot_have_is_refused_and_it_stays_as_it_was():
     adapter.register(**ALL)
     with pytest.raises(ConfigError, match=r"^WanTransformer3DModel: expected heads of 64 or 128, found 32$"):
         adapter.denoising(small).__enter__()
-    with pytest.raises(
-        ConfigError, match=r"^WanTransformer3DModel: expected float32, .*, found torch.float64$"
-    ):
+    with pytest.raises(ConfigError, match=r"^WanTransformer3DModel: expected float32, .*, found torch.float64$"):
         adapter.denoising(network("wan")[0].double()).__enter__()
     with pytest.raises(ConfigError, match=r"^Linear: expected attention with processors, found none$"):
         adapter.denoising(torch.nn.Linear(2, 2)).__enter__()

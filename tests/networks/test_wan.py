@@ -333,9 +333,14 @@ def test_windows_are_trained_as_dense_attention_is(network):
     assert any((one - other).abs().max() > 1e-6 for one, other in zip(narrow, dense, strict=True))
 
 
-def test_lists_refuse_gradients(network):
-    with pytest.raises(PatternError, match="slices have no backward"):
-        network.with_attention("slices", {"budget": 1.0})(*inputs())
+def test_lists_of_all_keys_have_the_gradients_of_dense_attention(network):
+    found = []
+    for attention, settings in (("dense", {}), ("slices", {"keep": 1.0, "budget": 1.0})):
+        network.zero_grad()
+        network.with_attention(attention, settings)(*inputs()).square().mean().backward()
+        found.append(network.blocks[0].self_attn.q.weight.grad.clone())
+    assert found[0].abs().max() > 0
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3 * float(found[0].abs().max()))
 
 
 def test_checkpoints_of_both_dialects_load(network, tmp_path):
