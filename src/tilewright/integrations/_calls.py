@@ -69,7 +69,9 @@ class Calls:
         Raises `PatternError` where it is neither there nor the only one of so many tokens.
         """
         if not torch.compiler.is_compiling():
-            self._begin(x)
+            # What is called to infer is never computed again.
+            if torch.is_grad_enabled() or x.requires_grad or _internals.backward_number() is not None:
+                self._begin(x)
         elif torch.is_grad_enabled() and not self._here.traced:
             # A block that is compiled by itself. What a compiler traces as a whole it computes again itself.
             known = self._known.get(x.shape[1], ())
