@@ -1,5 +1,6 @@
 """What every test runs under: memory that torch hands out uninitialised holds NaN, so that an unwritten row is seen."""
 
+import contextlib
 import gc
 import importlib
 import os
@@ -12,6 +13,9 @@ from hypothesis import settings
 # Read by GNU OpenMP when torch is loaded: its threads do not wait actively for the next operator. They would keep the
 # cores from the tests of the other process, and take three times the processor time.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+# What torch's compiler asks of this processor is compiled and loaded in processes of their own, for every process that
+# compiles. Any g++ that can read torch's headers knows these instructions.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Examples take longer beside other work, which is no fault.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -49,6 +53,18 @@ def nan_in_fresh_memory():
         # warn_only: the flag also asks for deterministic operators, which is not what is tested here.
         sys.modules["torch"].use_deterministic_algorithms(True, warn_only=True)
     yield
+
+
+# Folders whose tests compute on one core: two processes run tests, and threads of each that wait for one another take a
+# fifth more processor time. Operators that share out their work have tests in other folders.
+ONE_CORE = {"cuda", "networks", "training", "study", "paths", "scenes", "integrations", "nn", "benchmarks", "baselines"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_core(request):
+    alone = "torch" in sys.modules and ONE_CORE & {*request.path.relative_to(Path(__file__).parent).parts}
+    with importlib.import_module("helpers.threads").threads(1) if alone else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from helpers.rows import whole
-from helpers.threads import threads
 from tilewright import networks
 from tilewright.core import images
 from tilewright.core.errors import ConfigError, UnknownNameError
@@ -35,8 +34,6 @@ NAME = "deit-tiny-64-threshold_l2"
 def small(monkeypatch):
     """DeiT-T as published, but for its width."""
     monkeypatch.setitem(deit.VARIANTS, "tiny", (32, 2))
-    with threads(1):
-        yield
 
 
 def attended(attention, lengths=((3, 9),)):

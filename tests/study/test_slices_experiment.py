@@ -11,7 +11,6 @@ from test_figures import ROOT, configured
 from helpers import synthetic
 from helpers.checkout import merged
 from helpers.rows import whole
-from helpers.threads import threads
 from tilewright import reference, slices
 from tilewright.core.errors import ConfigError
 from tilewright_study import config, experiments
@@ -27,12 +26,6 @@ from tilewright_study.measure.effort import Run
 CASE = "1x64-6x16x16"
 QUICK = Run(rse=1.0, min_repetitions=3)
 POOLED = {"pooled": {"by": "pooled", "pool": 64}}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    with threads(1):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import torch
 
 from helpers import plans
 from helpers.rows import run_baselines, run_schedule, whole
-from helpers.threads import threads
 from tilewright import devices, networks
 from tilewright.core import provenance, timing
 from tilewright.integrations import tuning
@@ -100,8 +99,6 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setitem(deit.VARIANTS, "tiny", (32, 2))
     monkeypatch.setitem(wan.VARIANTS, "tiny", wan.Size(128, 128, 1, 2))
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
-    with threads(1):
-        yield
 
 
 def attention():
