@@ -51,6 +51,21 @@ def test_pooled_codes(pool, dtype, target):
     oracle.check_codes(codes, shares, oracle.CODE_ERROR[dtype])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_log_sum_exps_of_a_sample_scale_all_shares_alike(dtype, target):
+    """Every third key stands for three, the last one for fewer; one that is no number has code 0 beside them."""
+    q, k = inputs(75, 140, target[1], dtype=dtype)
+    exact = np.log(oracle.pooled(q, k, 32, 32, SCALE))
+    sizes = np.minimum(140 - np.arange(0, 140, 3), 3)
+    shares = np.exp(exact) / (np.exp(exact[..., ::3]) * sizes).sum(-1, keepdims=True)
+    codes = made(target, q, k, 32).pooled(q, k, 32, SCALE, None, 3)
+    oracle.check_codes(codes, shares, oracle.CODE_ERROR[dtype])
+    k[0, 0, 4, 1], k[0, 1, 6, 1] = torch.nan, torch.nan
+    other = made(target, q, k, 32).pooled(q, k, 32, SCALE, None, 3)
+    assert not other[0, 0, :, 4].any() and torch.equal(other[0, 0, :, :4], codes[0, 0, :, :4])
+    assert (other[0, 1] == 255).all()
+
+
 def test_one_query_to_a_pool_gives_exact_shares(target):
     q, k = inputs(40, 70, target[1])
     mean = oracle.column(q, k, 16, 1, False, SCALE)

@@ -277,6 +277,7 @@ def _planned(layout, head_dim, by, stated, mass, keep, threshold, ranges, least)
     module, params = predictors.parse(by, settings)
     params.check(layout)
     rule = _rule(layout, by, params, mass, keep, threshold, ranges, least)
+    params = params.fitted(layout, rule.mass is None and rule.code is None)
     group_bytes = module.group_bytes(params, layout, head_dim) + (
         layout.keys // layout.width if layout.width > 1 else 0
     )

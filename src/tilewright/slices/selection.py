@@ -8,8 +8,9 @@ one (see `parts`), has methods that return codes uint8 [B, H, G, N_k], whose row
 q is [B, H, N_q, D], the queries of groups alone, and k [B, H, N_k, D], strided, the values of a head side by side.
 scale: of the scores, as in attention. lengths: int32 [B] from 1 to N_k, or None; the keys of a batch entry are so many
 first ones then, and what others get is not defined.
-    ``pooled(q, k, pool, scale, lengths)``: shares of the means of `pool` consecutive queries each, averaged over the
-        group;
+    ``pooled(q, k, pool, scale, lengths, sample)``: shares of the means of `pool` consecutive queries each, averaged
+        over the group. Log-sum-exps are those of every `sample`-th key, which stands for the keys up to the next. Above
+        1, it is for groups of one mean and without `lengths`; a key whose score is no number has code 0;
     ``column(q, k, lse, step, largest, scale, lengths)``: the largest share, or the mean one, that every `step`-th query
         of the group gives to a key. lse: float32 [B, H, N_q], log-sum-exps of all scores of a query, or None: computed
         here;

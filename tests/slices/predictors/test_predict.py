@@ -14,8 +14,9 @@ from helpers.slices import DTYPES, qkv, tokens
 from tilewright import slices
 from tilewright.core.errors import ConfigError, DeviceError, PatternError, UnknownNameError
 from tilewright.slices import prediction, predictors, selection
-from tilewright.slices.cpu.selection import mixed
+from tilewright.slices.cpu.selection import Selection, mixed
 from tilewright.slices.layout import EMPTY, LISTED, OVERFLOW, STEP, UNKNOWN
+from tilewright.slices.predictors import pooled
 
 N_Q, N_K, SCALE = 75, 150, 64**-0.5
 # What each predictor is asked for in the contract test.
@@ -105,6 +106,26 @@ def test_the_largest_shares_are_listed(device):
         others = np.delete(shares[place], keys)
         # Within a code, and the error of float32, any of them may stand for the other.
         assert shares[place][keys].min() >= others.max() * 2 ** (-1 / 8) * (1 - 1e-3)
+
+
+def test_a_sample_of_the_keys_ranks_them_as_all_do(monkeypatch):
+    """Where `keep` alone chooses, and a group has one mean; lists hold the same attention, whatever the map's sharpness."""
+    monkeypatch.setattr(pooled, "FEWEST", 16)
+    q, k, _ = qkv(1, 3, 512, 1500, 64)
+    # Queries of a group have something in common, and some keys lie far off.
+    q = (q[:, :, ::128].repeat_interleave(128, 2) * 2 + q) * torch.tensor([0.3, 1, 3])[:, None, None]
+    k = k * torch.linspace(0.2, 3, 1500)[torch.randperm(1500, generator=torch.Generator().manual_seed(0))][:, None]
+    asked = []
+    monkeypatch.setattr(
+        Selection, "pooled", lambda *given, old=Selection.pooled: asked.append(given[-1]) or old(*given)
+    )
+    stated = {"keep": 0.2, "budget": 0.2}
+    found = [slices.predict(q, k, pool=128, **how, **stated) for how in ({}, {"sample": 1})]
+    slices.predict(q, k, pool=128, mass=0.8, budget=1.0)
+    slices.predict(q, k, pool=64, **stated)
+    assert asked == [pooled.SAMPLE, 1, 1, 1]
+    kept = [slices.recall(q, k, lists).mean((0, 2)) for lists in found]
+    assert (kept[0] >= kept[1] - 2e-3).all() and kept[0].mean() < 0.99
 
 
 def test_the_threshold_is_exact(device):
@@ -366,7 +387,7 @@ def small(**stated):
         ({"mass": 0.5, "pool": 64}, ConfigError, "^pool: expected a power of two from 1 to the 32 rows .*, found 64"),
         ({"mass": 0.5, "by": "column", "sample": 3}, ConfigError, "^sample: expected a power of two .*, found 3"),
         ({"mass": 0.5, "by": "topk"}, UnknownNameError, "unknown predictor 'topk'; known: pooled, column, blocks"),
-        ({"mass": 0.5, "pol": 8}, ConfigError, "^predictor pooled: .*`pol`; settings: pool$"),
+        ({"mass": 0.5, "pol": 8}, ConfigError, "^predictor pooled: .*`pol`; settings: pool, sample$"),
         ({"mass": 0.5, "by": "blocks", "block": 32}, ConfigError, "^predictor blocks: .*block"),
         ({"mass": 0.5, "by": "blocks", "similarity": 2.0}, ConfigError, "^predictor blocks: .*similarity"),
         ({"mass": 0.5, "by": "random", "seed": -1}, ConfigError, "^predictor random: .*seed"),
@@ -390,6 +411,8 @@ def small(**stated):
             DeviceError,
             "^lse: expected a tensor on cpu, as q, found meta$",
         ),
+        ({"keep": 0.5, "pool": 16, "sample": 2}, ConfigError, "^sample: expected 1 where a group has several means"),
+        ({"keep": 0.5, "sample": 0}, ConfigError, "^sample: expected an integer of at least 1, found 0$"),
         ({"mass": 0.5, "q": torch.ones(1, 40, 64)}, PatternError, r"^q: expected shape \(B, H, N, D\)"),
         ({"mass": 0.5, "k": torch.ones(1, 2, 40, 64)}, PatternError, "^k: expected shape .*, B, H and D as of q"),
         ({"mass": 0.5, "k": torch.ones(1, 1, 40, 64).half()}, PatternError, "^k: expected float32, .*, the same"),

@@ -38,10 +38,20 @@ class Selection:
 
     @in_any_state
     def pooled(
-        self, q: torch.Tensor, k: torch.Tensor, pool: int, scale: float, lengths: torch.Tensor | None = None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        pool: int,
+        scale: float,
+        lengths: torch.Tensor | None = None,
+        sample: int = 1,
     ) -> torch.Tensor:
         """See `selection`."""
-        return self._codes(means(q, pool), k, None, pool, False, scale, lengths)
+        rows, lse = means(q, pool), None
+        if sample > 1:
+            size = (k.shape[2] - torch.arange(0, k.shape[2], sample, device=k.device)).clamp(max=sample).log()
+            lse = (rows.float() @ k[:, :, ::sample].float().mT * scale + size).logsumexp(-1)
+        return self._codes(rows, k, lse, pool, False, scale, lengths)
 
     @in_any_state
     def column(
@@ -107,6 +117,9 @@ class Selection:
                 logs = None if lse is None else lse[b, h, taken].float() * math.log2(math.e)
                 counts = self._queries(taken, min(at_once * of_group, rows.shape[2] - taken.start), step)
                 shares = _of_groups(scaled[taken] @ keys.mT, logs, counts, of_group, largest)
+                if of_group == 1 and logs is not None:
+                    # A key that the log-sum-exps do not know of is listed and shows in the result.
+                    shares.masked_fill_((shares.isnan() | shares.isposinf()) & ~logs.isnan()[:, None], 0)
                 codes[b, h, g : g + at_once, : len(keys)] = _coded(shares)
         return codes
 

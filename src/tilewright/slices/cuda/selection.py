@@ -60,22 +60,35 @@ class Selection:
         return self.layout.batch * self.layout.heads * self.layout.groups
 
     def pooled(
-        self, q: torch.Tensor, k: torch.Tensor, pool: int, scale: float, lengths: torch.Tensor | None = None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        pool: int,
+        scale: float,
+        lengths: torch.Tensor | None = None,
+        sample: int = 1,
     ) -> torch.Tensor:
         """See `selection`."""
         rows = self.means(q, pool)
-        return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths), pool, False, scale)
+        lse = self.log_sum_exps(rows, k[:, :, ::sample], scale, lengths, sample)
+        return self._codes(rows, k, lse, pool, False, scale)
 
     def means(self, q: torch.Tensor, pool: int) -> torch.Tensor:
         """Means of `pool` consecutive queries each, [B, H, P, D]."""
         return q if pool == 1 else self._launch("_start_means", pool)(q)
 
     def log_sum_exps(
-        self, rows: torch.Tensor, k: torch.Tensor, scale: float, lengths: torch.Tensor | None = None
+        self,
+        rows: torch.Tensor,
+        k: torch.Tensor,
+        scale: float,
+        lengths: torch.Tensor | None = None,
+        sample: int = 1,
     ) -> torch.Tensor:
-        """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]."""
+        """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]; each of the keys is one
+        of `sample`."""
         known = self._all(k.shape[2]) if lengths is None else lengths
-        return self._launch("_start_lse", 1, 0.0, scale)(rows, k, known)
+        return self._launch("_start_lse", sample, self.layout.keys, 0.0, scale)(rows, k, known)
 
     def column(
         self,
@@ -103,7 +116,8 @@ class Selection:
             self._launch("_start_means", n)(x, cosine)
             for x, n, cosine in zip((q, k), (layout.rows, block), alike, strict=True)
         ]
-        lse = self._launch("_start_lse", block, similarity, scale)(*means, self._all(groups[1]), alike[1])
+        n_tokens = self.layout.keys - self.layout.first - self.layout.last
+        lse = self._launch("_start_lse", block, n_tokens, similarity, scale)(*means, self._all(groups[1]), alike[1])
         coded = self._launch("_start_block_codes", similarity, scale)(*means, lse, *alike)
         return self._launch("_start_spread", block)(coded)
 
@@ -181,7 +195,7 @@ class Selection:
         compiled = selection_kernels.tilewright_slice_means[(grid,)](mean, x, cosine, *arguments, num_warps=MEAN_WARPS)
         return mean, compiled, grid, arguments if cosine is not None else (None, *arguments)
 
-    def _start_lse(self, size, similarity, scale, rows, k, lengths, alike=None):
+    def _start_lse(self, size, n_tokens, similarity, scale, rows, k, lengths, alike=None):
         batch, heads, n_rows, head_dim = rows.shape
         n_keys, config = k.shape[2], self._form(k)
         tiles = math.ceil(n_rows / config.block_m)
@@ -190,7 +204,6 @@ class Selection:
         splits = math.ceil(n_keys / split)
         lse = rows.new_empty(batch, heads, splits, n_rows, dtype=torch.float32)
         strides = (*rows.stride()[:3], *k.stride()[:3])
-        n_tokens = self.layout.keys - self.layout.first - self.layout.last
         sizes = (n_rows, n_keys, n_tokens, heads, scale * LOG2_E, similarity)
         blocks = (config.block_m, config.block_n, splits, split, config.num_stages)
         arguments = (*strides, *sizes, size, head_dim, *blocks)

@@ -196,8 +196,12 @@ def tilewright_slice_codes(
             if not LARGEST:
                 b_m = fast_log2(b_m)
         b_c = b_m * -OCTAVE
-        # NaN, and what stands for it among maxima, is no share.
-        b_c = tl.where((b_c == b_c) & (b_c > -float("inf")), b_c, CODES - 1.0)
+        # NaN, and what stands for it among maxima, is no share. Beside a log-sum-exp that does not know of it, it is
+        # listed and shows in the result.
+        none = tl.full((BLOCK_G, 1), CODES - 1.0, tl.float32)
+        if OF_GROUP == 1:
+            none = tl.where(b_l == b_l, 0.0, CODES - 1.0)[:, None]
+        b_c = tl.where((b_c == b_c) & (b_c > -float("inf")), b_c, none)
         b_c = tl.minimum(tl.maximum(b_c, 0.0), CODES - 1.0).to(tl.int32)  # [BLOCK_G, BLOCK_N]
         m_n = n < n_keys
         m_groups = groups < n_groups
@@ -610,8 +614,7 @@ def _count(code_ptr, lo, end, code, BLOCK_N: tl.constexpr):
     found = tl.zeros((BLOCK_N // 4,), tl.uint32)
     for start in range(lo, end, BLOCK_N):
         found += _at_most(_words(code_ptr, start, end, BLOCK_N), code).to(tl.uint32)
-    found = (found & 0xFF00FF) + ((found >> 8) & 0xFF00FF)
-    total = tl.sum(((found & 0xFFFF) + (found >> 16)).to(tl.int32), 0)
+    total = _sum_of_bytes(found)
     # Those that are not there have the last code.
     beyond = (end - lo + BLOCK_N - 1) // BLOCK_N * BLOCK_N - (end - lo)
     return total - tl.where(code == CODES - 1, beyond, 0)
@@ -642,6 +645,32 @@ def _count_others(
 
 
 @triton.jit
+def _count_pair(
+    code_ptr, always_ptr, n_units, n_always, code, ALWAYS: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """How many units outside of the ranges have a smaller code, which is not the last one, and how many at most it."""
+    b_fewer, b_found = tl.zeros((BLOCK_N // 4,), tl.uint32), tl.zeros((BLOCK_N // 4,), tl.uint32)
+    for start in range(0, n_units, BLOCK_N):
+        b_w = _words(code_ptr, start, n_units, BLOCK_N)
+        b_fewer += _at_most(b_w, code - 1).to(tl.uint32)
+        b_found += _at_most(b_w, code).to(tl.uint32)
+    fewer, found = _sum_of_bytes(b_fewer), _sum_of_bytes(b_found)
+    if ALWAYS:
+        for a in range(0, n_always):
+            first, end = _always(always_ptr, a, n_units)
+            fewer -= _range_count(code_ptr, first, end, code - 1, BLOCK_N)
+            found -= _range_count(code_ptr, first, end, code, BLOCK_N)
+    return fewer, found
+
+
+@triton.jit
+def _sum_of_bytes(b_x):
+    """The sum of all bytes of uint32, int32."""
+    b_x = (b_x & 0xFF00FF) + ((b_x >> 8) & 0xFF00FF)
+    return tl.sum(((b_x & 0xFFFF) + (b_x >> 16)).to(tl.int32), 0)
+
+
+@triton.jit
 def _code_of_count(
     code_ptr, always_ptr, n_units, n_always, others, wanted, ALWAYS: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
@@ -654,12 +683,13 @@ def _code_of_count(
     mid = tl.minimum(_sampled_code(code_ptr, n_units, wanted, BLOCK_N), hi - 1)
     step, from_below, from_above = lo + 1, lo, lo
     while lo < hi:
-        n = _count_others(code_ptr, always_ptr, n_units, n_always, mid, ALWAYS, BLOCK_N)
-        enough = n >= wanted
-        below = tl.where(enough, below, n)
-        upto = tl.where(enough, n, upto)
-        lo = tl.where(enough, lo, mid + 1)
-        hi = tl.where(enough, mid, hi)
+        fewer, n = _count_pair(code_ptr, always_ptr, n_units, n_always, mid, ALWAYS, BLOCK_N)
+        enough, too_many = n >= wanted, fewer >= wanted
+        below = tl.where(enough, tl.where(too_many, below, fewer), n)
+        upto = tl.where(too_many, fewer, tl.where(enough, n, upto))
+        # Between the two counts the search is over.
+        lo = tl.where(enough, tl.where(too_many, lo, mid), mid + 1)
+        hi = tl.where(too_many, mid - 1, tl.where(enough, mid, hi))
         from_below |= tl.where(enough, 0, 1)
         from_above |= tl.where(enough, 1, 0)
         further = tl.where(enough, tl.maximum(hi - step, lo), tl.minimum(lo + step, hi) - 1)

@@ -48,6 +48,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check(self, layout: "Layout") -> None:
         """Raise `ConfigError` for settings that do not fit a layout."""
 
+    def fitted(self, layout: "Layout", ranked: bool) -> "Settings":
+        """These settings for lists of a layout. ranked: no more than the order of a group's shares decides."""
+        return self
+
 
 def parse(name: str, settings: dict[str, Any]) -> tuple[ModuleType, Any]:
     """``(module, Params)`` of the predictor `name` with `settings`, a dict, read strictly.
