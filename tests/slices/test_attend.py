@@ -160,6 +160,27 @@ def test_every_form_of_the_kernel(config, width, triton_device):
     torch.testing.assert_close(lse.cpu().double(), sums, rtol=0, atol=LSE_TOLERANCE)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_bound_of_the_scores_changes_nothing(dtype, device):
+    q, k, v = (
+        torch.nn.functional.normalize(x, dim=-1) * 4 for x in qkv(1, 2, 150, 200, 64, dtype=dtype, device=device)
+    )
+    lists = slices.from_mask(mask_of([[[0, 63, 190], [150, 1, 64]]], 200).to(device), 150, rows=64)
+    out, lse = slices.attend(q, k, v, lists, lse=True, bound=4 * 4 / 8)
+    right, sums = expected(lists, q, k, v)
+    assert reference.relative_error(out.cpu(), right) <= reference.TOLERANCE[dtype]
+    torch.testing.assert_close(lse.cpu().double(), sums, rtol=0, atol=LSE_TOLERANCE)
+    with pytest.raises(slices.attention.PatternError, match=r"^bound: expected a finite number, found nan$"):
+        slices.attend(q, k, v, lists, bound=torch.nan)
+
+
+def test_a_kernel_with_a_bound_has_no_maximum(triton_device):
+    """Scores beyond what was promised show: with a maximum they would not."""
+    q, k, v = qkv(1, 1, 16, 70, 64, device=triton_device)
+    lists = slices.from_mask(mask_of([[[65]]], 70).to(triton_device), 16, rows=16)
+    assert slices.attend(q * 8, k * 8, v, lists, bound=-1e4).isnan().all()
+
+
 def test_groups_are_shared_among_the_cores(monkeypatch):
     """Operators of a worker compute on one core, but there are as many workers as torch has threads."""
     made = []

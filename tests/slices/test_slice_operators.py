@@ -56,6 +56,6 @@ def test_operators_are_well_formed(lists, device):
     library.opcheck(ops.slices_pack.default, (lists.keys, lists.counts, layout), **checks)
     library.opcheck(ops.slices_unpack.default, (lists.pack(), layout), **checks)
     library.opcheck(ops.slices_rank.default, (lists.counts, layout), **checks)
-    library.opcheck(ops.slices_attend.default, (*lists.tensors, q, k, v, 0.1, layout), **checks)
-    library.opcheck(ops.slices_attend_lse.default, (*lists.tensors, q, k, v, 0.1, layout), **checks)
+    library.opcheck(ops.slices_attend.default, (*lists.tensors, q, k, v, 0.1, None, layout), **checks)
+    library.opcheck(ops.slices_attend_lse.default, (*lists.tensors, q, k, v, 0.1, 3.0, layout), **checks)
     library.opcheck(ops.slices_dense.default, (q, k, v, None, 0.1, []), **checks)

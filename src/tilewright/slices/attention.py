@@ -33,6 +33,7 @@ def attend(
     scale: float | None = None,
     lse: bool = False,
     out: Tensor | None = None,
+    bound: float | None = None,
 ) -> Any:
     """Softmax attention of each query over the listed keys of its group.
 
@@ -49,6 +50,10 @@ def attend(
         Return the natural log-sum-exps as well.
     out : Tensor, optional
         Memory for the result that no input uses, strided likewise.
+    bound : float, optional
+        What no score times `scale` exceeds, as is known where q and k are normed. A GPU then needs no maximum of the
+        scores, but for float16 and for queries of text; a CPU does not use it. Results are wrong where scores exceed it
+        by 80 or stay below it by as much.
 
     Returns
     -------
@@ -69,27 +74,28 @@ def attend(
     check_kinds(lists, q=q, k=k, v=v, out=out)
     arguments.flag("lse", lse)
     scale = _scale(q, scale)
+    bound = None if bound is None else arguments.number("bound", bound, error=PatternError)
     by = _joint if lists.layout.text else _grouped
-    made, sums = by(q, k, v, lists, scale, lse, out)
+    made, sums = by(q, k, v, lists, scale, lse, out, bound)
     return (made, sums) if lse else made
 
 
-def _grouped(q, k, v, lists, scale, lse, out):
+def _grouped(q, k, v, lists, scale, lse, out, bound=None):
     """`attend` where all queries are in groups; log-sum-exps are None unless `lse`."""
     recorded = _recorded(q, k, v)
     if watched(q) or recorded:
         # The backward needs log-sum-exps.
         name = "slices_attend_lse" if lse or recorded else "slices_attend"
-        made = getattr(torch.ops.tilewright, name)(*lists.tensors, q, k, v, scale, [*lists.layout])
+        made = getattr(torch.ops.tilewright, name)(*lists.tensors, q, k, v, scale, bound, [*lists.layout])
         made, sums = made if lse or recorded else (made, None)
         made = made if out is None else out.copy_(made)
     else:
         run = operators.executor(lists.layout, q.device).attend
-        made, sums = run(lists.tensors, q, k, v, scale=scale, out=out, with_lse=lse)
+        made, sums = run(lists.tensors, q, k, v, scale=scale, out=out, with_lse=lse, bound=bound)
     return made, sums
 
 
-def _joint(q, k, v, lists, scale, lse, out):
+def _joint(q, k, v, lists, scale, lse, out, bound):
     """`_grouped` where some queries are text."""
     layout = lists.layout
     for name, x in (("q", q), ("out", q if out is None else out)):
@@ -105,13 +111,13 @@ def _joint(q, k, v, lists, scale, lse, out):
 
     if _recorded(q, k, v):
         # Gradients pass no memory that is written to.
-        parts = [(layout.grouped.start, _grouped(q[:, :, layout.grouped], k, v, lists, scale, True, None))]
+        parts = [(layout.grouped.start, _grouped(q[:, :, layout.grouped], k, v, lists, scale, True, None, bound))]
         parts += [(taken.start, of_text(taken)) for taken in layout.text]
         joined = [torch.cat(x, 2) for x in zip(*(part for _, part in sorted(parts, key=_start)), strict=True)]
         return joined[0] if out is None else out.copy_(joined[0]), joined[1]
     made = qkv.empty(q, layout.tokens) if out is None else out
     sums = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
-    _, own = _grouped(q[:, :, layout.grouped], k, v, lists, scale, lse, made[:, :, layout.grouped])
+    _, own = _grouped(q[:, :, layout.grouped], k, v, lists, scale, lse, made[:, :, layout.grouped], bound)
     if sums is not None:
         sums[:, :, layout.grouped] = own
     for taken in layout.text:

@@ -7,8 +7,9 @@
         flags of a group side by side.
     ``pack(keys, counts) -> bits``, ``unpack(bits) -> (keys, counts, order, state)``: see `SliceLists.pack`.
     ``rank(counts) -> (order, state)``, what follows from the counts of lists made elsewhere.
-    ``attend(lists, q, k, v, *, scale, out=None, with_lse=False) -> (out, lse or None)``: attention [B, H, N_q, D] and
-        natural log-sum-exps, float32 [B, H, N_q]. lists: the four tensors. out: memory for the result, None for new.
+    ``attend(lists, q, k, v, *, scale, out=None, with_lse=False, bound=None) -> (out, lse or None)``: attention [B, H,
+        N_q, D] and natural log-sum-exps, float32 [B, H, N_q]. lists: the four tensors. out: memory for the result, None
+        for new. bound: what no score times `scale` exceeds, None where none is known; not used by all.
         Groups without keys give zeros and -inf. All is NaN where ``state`` says that a list did not fit. Raises
         `PatternError` or `DeviceError` for tensors other than the layout's, or that need a gradient.
     ``backward(lists, q, k, v, out, lse, grad, *, scale, lse_grad=None) -> (dq, dk, dv)``: gradients of what ``attend``

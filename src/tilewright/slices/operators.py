@@ -64,17 +64,17 @@ def _fake_pack(layout, keys, counts):
     return keys.new_empty(*keys.shape[:3], layout.words + 1)
 
 
-def _attend(layout, keys, counts, order, state, q, k, v, scale, with_lse=False):
+def _attend(layout, keys, counts, order, state, q, k, v, scale, bound, with_lse=False):
     lists = keys, counts, order, state
-    found = executor(layout, q.device).attend(lists, q, k, v, scale=scale, with_lse=with_lse)
+    found = executor(layout, q.device).attend(lists, q, k, v, scale=scale, with_lse=with_lse, bound=bound)
     return found if with_lse else found[0]
 
 
-def _fake_attend(layout, keys, counts, order, state, q, k, v, scale):
+def _fake_attend(layout, keys, counts, order, state, q, *_):
     return qkv.empty(q, layout.queries)
 
 
-def _fake_attend_lse(layout, keys, counts, order, state, q, k, v, scale):
+def _fake_attend_lse(layout, keys, counts, order, state, q, *_):
     lse = q.new_empty(layout.batch, layout.heads, layout.queries, dtype=torch.float32)
     return qkv.empty(q, layout.queries), lse
 
@@ -89,7 +89,7 @@ def _fake_backward(layout, grad, lse_grad, keys, counts, order, state, q, k, v, 
 
 
 def _setup(ctx, inputs, output):
-    *tensors, ctx.scale, ctx.layout = inputs
+    *tensors, ctx.scale, _, ctx.layout = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *output)
 
@@ -100,7 +100,7 @@ def _differentiated(ctx, grad, lse_grad):
         grad = torch.zeros_like(tensors[-2]) if grad is None else grad
         found = torch.ops.tilewright.slices_backward(grad, lse_grad, *tensors, ctx.scale, list(ctx.layout))
     # The lists are constants.
-    return *(None,) * 4, *found, None, None
+    return *(None,) * 4, *found, None, None, None
 
 
 def _nothing(ctx, inputs, output):
@@ -112,7 +112,9 @@ def _refused(ctx, *_):
 
 
 _MADE = "(Tensor, Tensor, Tensor, Tensor)"
-_ATTENDED = "Tensor keys, Tensor counts, Tensor order, Tensor state, Tensor q, Tensor k, Tensor v, float scale"
+_ATTENDED = (
+    "Tensor keys, Tensor counts, Tensor order, Tensor state, Tensor q, Tensor k, Tensor v, float scale, float? bound"
+)
 
 define("from_mask", "Tensor mask", _MADE, _by("from_mask"), fake_lists)
 define("unpack", "Tensor bits", _MADE, _by("unpack"), fake_lists)

@@ -20,12 +20,12 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("head_dim, step_keys, stages, run", [(128, 128, 3, 1), (64, 64, 5, 16)])
-def test_it_compiles_for_hopper(head_dim, step_keys, stages, run):
+@pytest.mark.parametrize("head_dim, step_keys, stages, run, bounded", [(128, 128, 3, 1, True), (64, 64, 5, 16, False)])
+def test_it_compiles_for_hopper(head_dim, step_keys, stages, run, bounded):
     constants = {"HEADS": 3, "BLOCK_M": 128, "BLOCK_N": step_keys, "RUN": run, "HEAD_DIM": head_dim}
-    constants |= {"NUM_STAGES": stages, "WIDE": False}
+    constants |= {"NUM_STAGES": stages, "WIDE": False, "BOUNDED": bounded}
     types = dict.fromkeys(("key_ptr", "count_ptr", "order_ptr", "state_ptr"), "*i32")
-    types |= {"lse_ptr": "*fp32", "scale_log2": "fp32"}
+    types |= {"lse_ptr": "*fp32", "scale_log2": "fp32", "bound_log2": "fp32"}
     given = {"free": ("n_queries", "groups"), "gluon": True, "num_warps": warp_kernel.NUM_WARPS}
     made = compiled(warp_kernel.__name__, "tilewright_slice_attention_by_warps", constants, types, **given)
     stages_and_queries = (2 * stages * step_keys + 128) * head_dim * 2
@@ -93,6 +93,10 @@ def test_every_form(config, width, dtype, head_dim):
     right, sums = expected(lists, q, k, v)
     for _ in range(3):
         out, lse = executor.attend(lists.tensors, q, k, v, scale=head_dim**-0.5, with_lse=True)
+        assert reference.relative_error(out.cpu(), right) <= reference.TOLERANCE[dtype]
+        torch.testing.assert_close(lse.cpu().double(), sums, rtol=0, atol=LSE_TOLERANCE)
+        # A bound is used in bfloat16 alone.
+        out, lse = executor.attend(lists.tensors, q, k, v, scale=head_dim**-0.5, with_lse=True, bound=30.0)
         assert reference.relative_error(out.cpu(), right) <= reference.TOLERANCE[dtype]
         torch.testing.assert_close(lse.cpu().double(), sums, rtol=0, atol=LSE_TOLERANCE)
 

@@ -29,11 +29,16 @@ def weighted(w, acc, v_mem, v_full, stage, phase):
 
 
 @gluon.jit
-def softmax(s, m_i, l_i, scale_log2, dtype: gl.constexpr):
-    """``(weights as an operand of the next product, m_i, l_i, alpha)`` after scores of a step."""
+def softmax(s, m_i, l_i, scale_log2, dtype: gl.constexpr, BOUNDED: gl.constexpr):
+    """``(weights as an operand of the next product, m_i, l_i, alpha)`` after scores of a step.
+
+    BOUNDED: all scores stay below m_i, and alpha is 1.
+    """
     row_at: gl.constexpr = m_i.type.layout
-    m_new = gl.maximum(m_i, gl.convert_layout(gl.max(s, 1), row_at) * scale_log2)
+    m_new = m_i
+    if not BOUNDED:
+        m_new = gl.maximum(m_i, gl.convert_layout(gl.max(s, 1), row_at) * scale_log2)
     p = gl.exp2(s * scale_log2 - gl.convert_layout(m_new, gl.SliceLayout(1, s.type.layout))[:, None])
     alpha = gl.exp2(m_i - m_new)
-    l_i = l_i * alpha + gl.convert_layout(gl.sum(p, 1), row_at)
+    l_i = (l_i if BOUNDED else l_i * alpha) + gl.convert_layout(gl.sum(p, 1), row_at)
     return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, row_at.parent, 2)), m_new, l_i, alpha

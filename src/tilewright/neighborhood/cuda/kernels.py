@@ -13,7 +13,7 @@ one token. An axis with dilation is several axes, one of each residue.
 import triton
 import triton.language as tl
 
-from tilewright.devices.cuda.online_softmax import load_rows, store_rows, update, write_rows
+from tilewright.devices.cuda.online_softmax import load_rows, store_rows, update, update_below, write_rows
 
 # What hidden pairs lose, above any score, and what the running maximum begins with: below all that is allowed.
 # ASSUME: products |q . k| stay below half of that.
@@ -350,21 +350,8 @@ def attend_step(
     at, rows = step_at(first_z, n, extent_z, chunk[1], tokens[3], C, BLOCK_N)
     b_v0, b_v1 = load_rows(tokens[1] + at, rows, 1, VALUE_DIM, V0, V1)
     if BOUNDED:
-        return update_below(b_s, b_v0, b_v1, state, scale_log2, V1)
+        return update_below(b_s, b_v0, b_v1, state[0], state[1], state[2], state[3], scale_log2, V1)
     return update(b_s, b_v0, b_v1, state[0], state[1], state[2], state[3], scale_log2, V1)
-
-
-@triton.jit
-def update_below(b_s, b_v0, b_v1, state, scale_log2, V1: tl.constexpr):
-    """The `state` after scores [BLOCK_M, BLOCK_N] that stay below its m_i, and their values."""
-    m_i, l_i, acc0, acc1 = state
-    b_p = tl.exp2(b_s * scale_log2 - m_i[:, None])
-    l_i += tl.sum(b_p, 1)
-    b_w = b_p.to(b_v0.dtype)
-    acc0 = tl.dot(b_w, b_v0, acc0, input_precision="ieee")
-    if V1:
-        acc1 = tl.dot(b_w, b_v1, acc1, input_precision="ieee")
-    return m_i, l_i, acc0, acc1
 
 
 @triton.jit
@@ -486,7 +473,7 @@ def tilewright_neighborhood(
                 b_s = scores_from(b_s, queries, b_k0, b_k1, D1)
                 b_v0, b_v1 = load_rows(more_v_ptr, more, stride_mvn, VALUE_DIM, V0, V1)
                 if BOUNDED:
-                    m_i, l_i, acc0, acc1 = update_below(b_s, b_v0, b_v1, (m_i, l_i, acc0, acc1), scale_log2, V1)
+                    m_i, l_i, acc0, acc1 = update_below(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, V1)
                 else:
                     m_i, l_i, acc0, acc1 = update(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, V1)
         rows = offset(rows_z, plane[2], plane[3], o_strides)

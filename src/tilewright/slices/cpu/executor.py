@@ -81,6 +81,7 @@ class Executor:
         scale: float,
         out: torch.Tensor | None = None,
         with_lse: bool = False,
+        bound: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `slices.backends`."""
         inputs = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})

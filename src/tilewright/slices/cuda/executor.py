@@ -16,6 +16,7 @@ from tilewright.slices.cuda import forms, gradient_kernel, kernels
 
 # Keys that a program flags or packs at once; groups that it ranks at once, and others that it compares them with.
 FLAGGED, RANKED, COMPARED = 1024, 32, 64
+LOG2E = math.log2(math.e)
 
 
 class Executor:
@@ -32,10 +33,8 @@ class Executor:
         self._unpack = CachedLaunch(partial(self._launch_list, True), device)
         self._rank = CachedLaunch(self._launch_rank, device)
         self._pack = CachedLaunch(self._launch_pack, device)
-        # By scale and whether memory for the result is given.
-        self._attend = lru_cache(KEYS)(
-            lambda scale, given: CachedLaunch(partial(self._launch_attend, scale, given), device)
-        )
+        # By scale, bound and whether memory for the result is given.
+        self._attend = lru_cache(KEYS)(lambda *stated: CachedLaunch(partial(self._launch_attend, *stated), device))
         self._backward = lru_cache(KEYS)(lambda scale: CachedLaunch(partial(self._launch_backward, scale), device))
 
     def from_mask(self, mask: torch.Tensor) -> layouts.Lists:
@@ -70,9 +69,11 @@ class Executor:
         scale: float,
         out: torch.Tensor | None = None,
         with_lse: bool = False,
+        bound: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `slices.backends`."""
-        run = self._attend(scale, out is not None)
+        # In float16 weights far below the bound are none.
+        run = self._attend(scale, None if q.dtype == torch.float16 else bound, out is not None)
         given = () if out is None else (out,)
         if not with_lse:
             return run(*given, *lists, q, k, v), None
@@ -135,7 +136,7 @@ class Executor:
         compiled = kernels.tilewright_pack_keys[(grid,)](bits, keys, counts, *arguments)
         return bits, compiled, grid, arguments
 
-    def _launch_attend(self, scale, given, *tensors):
+    def _launch_attend(self, scale, bound, given, *tensors):
         layout = self.layout
         out, tensors = (tensors[0], tensors[1:]) if given else (None, tensors)
         *lists, q, k, v = tensors[:7]
@@ -153,7 +154,7 @@ class Executor:
             chosen = forms.plain(layout.rows, head_dim, q.dtype, shared_bytes)
         strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
         is_wide = any(wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
-        sizes = layout.queries, layout.groups, layout.capacity, scale * math.log2(math.e)
+        sizes = layout.queries, layout.groups, layout.capacity, scale * LOG2E, (bound or 0.0) * LOG2E
         constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
         if chosen.by_warps:
             from tilewright.slices.cuda import warp_kernel
@@ -163,7 +164,7 @@ class Executor:
             num_warps = warp_kernel.NUM_WARPS
         else:
             kernel, own, num_warps = kernels.tilewright_slice_attention, (chosen.ahead,), chosen.num_warps
-        arguments = (*(() if lse else (None,)), *strides, *sizes, *constants, *own, is_wide)
+        arguments = (*(() if lse else (None,)), *strides, *sizes, *constants, bound is not None, is_wide, *own)
         grid = math.prod(self._groups)
         compiled = kernel[(grid,)](out, *lists, q, k, v, *lse, *arguments, num_warps=num_warps)
         return out, compiled, grid, arguments
@@ -176,7 +177,7 @@ class Executor:
         chosen = forms.of_gradients(layout.rows, head_dim, q.dtype, forms.device_facts(self._device)[1])
         strided = q, k, v, out, grad, dq
         strides = (stride for x in strided for stride in x.stride()[:3])
-        sizes = layout.queries, layout.keys, layout.groups, layout.capacity, scale * math.log2(math.e), scale
+        sizes = layout.queries, layout.keys, layout.groups, layout.capacity, scale * LOG2E, scale
         constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
         is_wide = any(wide(x.shape[2], x.stride(2)) for x in strided)
         arguments = (*(() if len(tensors) > 10 else (None,)), *strides, *sizes, *constants, is_wide)

@@ -6,7 +6,7 @@ What they pass to each other are the tensors of `slices.layout`. No grid depends
 import triton
 import triton.language as tl
 
-from tilewright.devices.cuda.online_softmax import load_rows, scores, store_rows, update
+from tilewright.devices.cuda.online_softmax import load_rows, scores, store_rows, update, update_below
 from tilewright.slices import layout
 
 OVERFLOW, EMPTY = tl.constexpr(layout.OVERFLOW), tl.constexpr(layout.EMPTY)
@@ -122,16 +122,16 @@ def tilewright_pack_keys(bit_ptr, key_ptr, count_ptr, n_words, capacity, BLOCK_N
 def tilewright_slice_attention(
     o_ptr, key_ptr, count_ptr, order_ptr, state_ptr, q_ptr, k_ptr, v_ptr, lse_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_ob, stride_oh, stride_on, n_queries, groups, capacity, scale_log2,
+    stride_ob, stride_oh, stride_on, n_queries, groups, capacity, scale_log2, bound_log2,
     HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr, HEAD_DIM: tl.constexpr,
-    NUM_STAGES: tl.constexpr, AHEAD: tl.constexpr, WIDE: tl.constexpr,
+    NUM_STAGES: tl.constexpr, BOUNDED: tl.constexpr, WIDE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Attention of each group to its listed keys. Grid: (batch * heads * groups,), the groups of a head side by side.
 
     q_ptr, o_ptr: [batch, HEADS, n_queries, HEAD_DIM]; k_ptr, v_ptr: [batch, HEADS, n_keys, HEAD_DIM], all strided.
     lse_ptr: float32 [batch, HEADS, n_queries], or None. BLOCK_M: queries of a group. BLOCK_N: keys a step. RUN: lists
-    hold whole aligned runs of so many keys. AHEAD: the keys' numbers of a step are loaded in the step before it. WIDE:
-    the tokens of a head span 2**31 values or more.
+    hold whole aligned runs of so many keys. BOUNDED: no score times scale_log2 exceeds bound_log2. WIDE: the tokens of
+    a head span 2**31 values or more. AHEAD: the keys' numbers of a step are loaded in the step before it.
     """
     pid = tl.program_id(0)
     bh = pid // groups
@@ -159,6 +159,8 @@ def tilewright_slice_attention(
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     acc1 = tl.zeros((BLOCK_M, 1), tl.float32)
     m_i = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    if BOUNDED:
+        m_i = tl.where(count > 0, bound_log2, m_i)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
 
     # The keys of the last step come first: only they need a mask, and nothing waits for them at the end.
@@ -169,7 +171,7 @@ def tilewright_slice_attention(
         b_v, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, HEAD_DIM, 0)  # [BLOCK_N, HEAD_DIM]
         b_s = scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, HEAD_DIM, 0)
         b_s = tl.where((place < count)[None, :], b_s, -float("inf"))
-        m_i, l_i, acc, acc1 = update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, 0)
+        m_i, l_i, acc, acc1 = _updated(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, BOUNDED)
         if AHEAD:
             keys = listed_keys(key_ptr, tl.minimum(n, count - 1), RUN)
             for j in tl.range(0, n_full, num_stages=NUM_STAGES):
@@ -177,14 +179,14 @@ def tilewright_slice_attention(
                 later = _step(key_ptr, tl.minimum(j + 1, n_full - 1) * BLOCK_N, n, RUN, BLOCK_N)
                 b_s = scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, HEAD_DIM, 0)
                 b_v, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, HEAD_DIM, 0)  # [BLOCK_N, HEAD_DIM]
-                m_i, l_i, acc, acc1 = update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, 0)
+                m_i, l_i, acc, acc1 = _updated(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, BOUNDED)
                 keys = later
         else:
             for j in tl.range(0, n_full, num_stages=NUM_STAGES):
                 keys = _step(key_ptr, j * BLOCK_N, n, RUN, BLOCK_N)
                 b_s = scores(b_q, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, HEAD_DIM, 0)
                 b_v, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, HEAD_DIM, 0)  # [BLOCK_N, HEAD_DIM]
-                m_i, l_i, acc, acc1 = update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, 0)
+                m_i, l_i, acc, acc1 = _updated(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, BOUNDED)
 
     # Groups without keys give zeros and -inf; lists that did not fit give NaN, whatever they hold.
     l_i = tl.where(count == 0, 1.0, l_i)
@@ -192,6 +194,16 @@ def tilewright_slice_attention(
     store_rows(o_ptr, rows, stride_on, acc, acc1, l_i, m_rows, HEAD_DIM, HEAD_DIM, 0)
     if lse_ptr is not None:
         tl.store(lse_ptr + bh.to(tl.int64) * n_queries + rows, (m_i + tl.log2(l_i)) * LN2, mask=m_rows)
+
+
+@triton.jit
+def _updated(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, BOUNDED: tl.constexpr):
+    """``(m_i, l_i, acc, acc1)`` after a step."""
+    if BOUNDED:
+        m_i, l_i, acc, acc1 = update_below(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, 0)
+    else:
+        m_i, l_i, acc, acc1 = update(b_s, b_v, b_v1, m_i, l_i, acc, acc1, scale_log2, 0)
+    return m_i, l_i, acc, acc1
 
 
 @triton.jit

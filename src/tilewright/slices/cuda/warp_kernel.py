@@ -33,9 +33,9 @@ NUM_WARPS = 4
 def tilewright_slice_attention_by_warps(
     o_ptr, key_ptr, count_ptr, order_ptr, state_ptr, q_ptr, k_ptr, v_ptr, lse_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_ob, stride_oh, stride_on, n_queries, groups, capacity, scale_log2,
+    stride_ob, stride_oh, stride_on, n_queries, groups, capacity, scale_log2, bound_log2,
     HEADS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, RUN: gl.constexpr, HEAD_DIM: gl.constexpr,
-    NUM_STAGES: gl.constexpr, WIDE: gl.constexpr,
+    NUM_STAGES: gl.constexpr, BOUNDED: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Attention of each group to its listed keys. Arguments and grid are those of `tilewright_slice_attention`.
 
@@ -83,11 +83,11 @@ def tilewright_slice_attention_by_warps(
     memory = q_mem, k_mem, v_mem, q_full, k_full, v_full, k_free, v_free
     tokens = q_ptr, k_ptr, v_ptr, stride_qn, stride_kn, stride_vn
     first = g * BLOCK_M
-    results = o_ptr, lse_ptr, stride_on, first, n_queries, count, bad, scale_log2
+    results = o_ptr, lse_ptr, stride_on, first, n_queries, count, bad, scale_log2, bound_log2
     gl.warp_specialize(
         [
-            (_multiply, (0, results, memory)),
-            (_multiply, (1, results, memory)),
+            (_multiply, (0, results, memory, BOUNDED)),
+            (_multiply, (1, results, memory, BOUNDED)),
             (_gather, (tokens, key_ptr, first, n_queries, count, memory, RUN)),
         ],
         [4, GATHERING],
@@ -140,10 +140,10 @@ def _gather(tokens, key_ptr, first, n_queries, count, memory, RUN: gl.constexpr)
 
 
 @gluon.jit
-def _multiply(half, results, memory):
+def _multiply(half, results, memory, BOUNDED: gl.constexpr):
     """Attention of one half of the queries."""
     q_mem, k_mem, _, q_full, _, _, _, _ = memory
-    o_ptr, lse_ptr, stride_on, first, n_queries, count, bad, scale_log2 = results
+    o_ptr, lse_ptr, stride_on, first, n_queries, count, bad, scale_log2, bound_log2 = results
     BLOCK_N: gl.constexpr = k_mem.shape[1]
     HALF: gl.constexpr = q_mem.shape[1]
     HEAD_DIM: gl.constexpr = q_mem.shape[2]
@@ -153,11 +153,13 @@ def _multiply(half, results, memory):
     mbarrier.wait(q_full.index(0), 0)
     q = q_mem.index(half).load(gl.DotOperandLayout(0, s_at, 2))
     m_i = gl.full([HALF], -float("inf"), gl.float32, row_at)
+    if BOUNDED:
+        m_i = gl.where(count > 0, bound_log2, m_i)
     l_i = gl.zeros([HALF], gl.float32, row_at)
     acc = gl.zeros([HALF, HEAD_DIM], gl.float32, o_at)
     zeros = gl.zeros([HALF, BLOCK_N], gl.float32, s_at)
     if count > 0:
-        m_i, l_i, acc = _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory)
+        m_i, l_i, acc = _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory, BOUNDED)
     # Groups without keys give zeros and -inf; lists that did not fit give NaN, whatever they hold.
     l_i = gl.where(count == 0, 1.0, l_i)
     l_i = gl.where(bad != 0, float("nan"), l_i)
@@ -179,7 +181,7 @@ def _products(q, zeros, k_mem, k_full, stage, phase):
 
 
 @gluon.jit
-def _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory):
+def _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory, BOUNDED: gl.constexpr):
     """``(m_i, l_i, acc)`` after all keys of a list. The values of a step are added beside the softmax of the next."""
     _, k_mem, v_mem, _, k_full, v_full, k_free, v_free = memory
     # The last keys come first: only they need a mask.
@@ -191,7 +193,7 @@ def _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory):
     n_full = (count - 1) // BLOCK_N
     place = n_full * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, zeros.type.layout))
     s = gl.where((place < count)[None, :], s, -float("inf"))
-    w, m_i, l_i, alpha = softmax(s, m_i, l_i, scale_log2, k_mem.dtype)
+    w, m_i, l_i, alpha = softmax(s, m_i, l_i, scale_log2, k_mem.dtype, BOUNDED)
     stage = 0
     phase = 0
     for _j in range(0, n_full):
@@ -200,10 +202,11 @@ def _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory):
         acc = weighted(w, acc, v_mem, v_full, stage, phase)
         s = warpgroup_mma_wait(1, deps=[s])
         mbarrier.arrive(k_free.index(k_stage), count=1)
-        w, m_i, l_i, alpha = softmax(s, m_i, l_i, scale_log2, k_mem.dtype)
+        w, m_i, l_i, alpha = softmax(s, m_i, l_i, scale_log2, k_mem.dtype, BOUNDED)
         acc, w = warpgroup_mma_wait(0, deps=[acc, w])
         mbarrier.arrive(v_free.index(stage), count=1)
-        acc = acc * alpha[:, None]
+        if not BOUNDED:
+            acc = acc * alpha[:, None]
         stage = k_stage
         phase = k_phase
     acc = weighted(w, acc, v_mem, v_full, stage, phase)
