@@ -17,8 +17,11 @@ from tilewright.torch_attention import flex, kernels, patterns
 from tilewright.torch_attention import wide as wide_rows
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.baselines.sparse import (
+    cudnn_blocks,
     cudnn_flex,
     fa4,
+    fa4_dense,
+    flash3_dense,
     flashinfer,
     natten,
     sdpa_compacted,
@@ -36,7 +39,7 @@ META = {"heads": 2, "head_dim": 16}
 ON_GPU = {"batch": 1, "heads": 2, "head_dim": 16, "dtype": torch.float16, "device": "cuda", "max_bytes": 1 << 20}
 GPU_ONLY = (
     "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_windows", "sdpa_kept", "fa4", "cudnn_flex", "flashinfer",
-    "natten",
+    "natten", "fa4_dense", "flash3_dense", "cudnn_blocks",
 )  # fmt: skip
 
 
@@ -186,7 +189,10 @@ def test_gpu_baselines_are_skipped_on_a_cpu_with_the_reason():
 
 @pytest.mark.parametrize(
     ("module", "package"),
-    [(fa4, "flash_attn"), (cudnn_flex, "cudnn"), (flashinfer, "flashinfer")],
+    [
+        *((fa4, "flash_attn"), (cudnn_flex, "cudnn"), (flashinfer, "flashinfer"), (fa4_dense, "flash_attn")),
+        *((flash3_dense, "flash_attn_interface"), (cudnn_blocks, "cudnn")),
+    ],
     ids=lambda x: str(x),
 )
 def test_what_is_not_installed_is_unavailable(monkeypatch, module, package):
@@ -586,6 +592,39 @@ def assert_attends_by_blocks(module, size=64):
     found = module.blocks(flags, (300, 300), **setting)(*tokens)
     heads = [reference.attention(*(x[:, [h]] for x in tokens), pairs[h]) for h in range(2)]
     assert torch.allclose(found.double(), torch.cat(heads, 1).double(), atol=1e-5)
+
+
+def test_dense_kernels_get_all_pairs(monkeypatch):
+    def attend(q, k, v):
+        return spelt_out(q, k, v, torch.ones(1, 1, dtype=torch.bool)), None
+
+    interface = SimpleNamespace(_flash_attn_fwd=attend)
+    stand_in(monkeypatch, fa4, flash_attn__cute={"block_sparsity": None, "interface": interface})
+    stand_in(monkeypatch, flash3_dense, flash_attn_interface={"flash_attn_func": attend})
+    for name in ("fa4_dense", "flash3_dense"):
+        sixteen_bit(name, windows(), batch=2)
+    with pytest.raises(Unavailable, match=r"takes 16-bit types, found torch.float32"):
+        flash3_dense.prepare(wide(), variant="hopper", **ON_GPU | {"dtype": torch.float32})
+
+
+def test_cudnn_attends_by_blocks(monkeypatch):
+    def attend(q, k, v, numbers, *, q2k_block_nums, block_sizes, sparse_block_size):
+        assert q.shape[2] % 64 == 0 and block_sizes.tolist() == [64] * 4 + [300 - 4 * 64] and sparse_block_size == 64
+        heads = [
+            spelt_out(
+                *(x.transpose(1, 2)[:, :, [h]] for x in (q, k, v)),
+                blocks_of(q2k_block_nums[0, h], numbers[0, h], (64, 64), (q.shape[2], k.shape[2])),
+            )
+            for h in range(q.shape[1])
+        ]
+        return {"o_tensor": torch.cat(heads, 2).transpose(1, 2)}
+
+    stand_in(monkeypatch, cudnn_blocks, cudnn={"BSA": SimpleNamespace(block_sparse_attention_forward=attend)})
+    assert_attends_by_blocks(cudnn_blocks)
+    with pytest.raises(Unavailable, match="takes no pattern of single pairs"):
+        cudnn_blocks.prepare(wide(), variant="64x64", **ON_GPU | {"head_dim": 64})
+    with pytest.raises(Unavailable, match=r"head dims 64, 96, 128, found torch.float16 and 16"):
+        cudnn_blocks.prepare(wide(), variant="64x64", **ON_GPU)
 
 
 def test_flash_attention_4_attends_by_blocks(monkeypatch):

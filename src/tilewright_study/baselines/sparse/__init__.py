@@ -24,13 +24,14 @@ __all__ = ("BLOCKS", "COMPILED", "DENSE", "NAMES", "Ready", "Unavailable", "memb
 NAMES = (
     "sdpa_dense", "sdpa_mask", "flex", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_windows", "sdpa_kept",
     "sdpa_compacted", "fa4", "cudnn_flex", "flashinfer", "natten",
+    "fa4_dense", "flash3_dense", "cudnn_blocks",
 )  # fmt: skip
 
 # Those that attend over all pairs, whatever the pattern: the fastest of them is what "dense" means.
-DENSE = ("sdpa_dense", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
+DENSE = ("sdpa_dense", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "fa4_dense", "flash3_dense")
 # Those that attend by lists of whole blocks that differ between heads, and the blocks that they take, queries x keys.
 _SMALLER = ("128x128", "128x64", "64x64")
-BLOCKS = {"flex": ("128x128",), "fa4": _SMALLER, "flashinfer": _SMALLER}
+BLOCKS = {"flex": ("128x128",), "fa4": _SMALLER, "flashinfer": _SMALLER, "cudnn_blocks": ("64x64",)}
 # Those that torch compiles in their first call, and keeps on disk.
 COMPILED = ("flex",)
 

@@ -26,14 +26,14 @@ def prepare(graph, **setting):
 
 def blocks(flags, shape, *, block, head_dim, dtype, device):
     """See the contract of the package."""
-    package = _need(head_dim, dtype, device)
+    package = need(head_dim, dtype, device)
     # No block is filled partly: what a kernel attends first, the last block, it cuts off behind the last key by itself.
     none = flags[..., :1] & False
     return _attending(package, [*flex_blocks.listed(none), *flex_blocks.listed(flags)], block)
 
 
 def _prepare(graph, *, variant, head_dim, dtype, device, max_bytes, **_):
-    package = _need(head_dim, dtype, device)
+    package = need(head_dim, dtype, device)
     rows, keys = map(int, variant.split("x"))
     found = patterns.kinds(graph, rows, keys)
     lists = [table for kind in found for table in patterns.listed(kind, device)]
@@ -42,7 +42,7 @@ def _prepare(graph, *, variant, head_dim, dtype, device, max_bytes, **_):
     return Ready(attend, sum(4 * table.numel() for table in (*lists, *tables)), int(np.sum(found)) * rows * keys)
 
 
-def _need(head_dim, dtype, device):
+def need(head_dim, dtype, device):
     """The package's modules of lists and of calls. Raises `Unavailable` unless it is there and takes such tokens."""
     need_gpu(device)
     try:

@@ -42,7 +42,7 @@ class Lists(sections.Section, frozen=True):
 
     groups: shapes of groups, queries x keys listed together, whose lists the oracle chooses, 128x1 among them
     predictors: by a name of one's own, arguments of `slices.predict`, such as by and pool
-    baselines: dense attention; flex, fa4 and flashinfer by the lists of those groups that are blocks of theirs
+    baselines: dense attention; flex, fa4, flashinfer and cudnn_blocks by lists of groups that are blocks of theirs
     max_seconds: a timing stops after this time, in seconds
     """
 
