@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tilewright.slices import selection
-from tilewright.slices.cuda.selection_kernels import fast_log2, group_rows
+from tilewright.slices.cuda.selection_kernels import NEARLY_HALF, fast_log2, group_rows, nearest_codes
 
 CODES, OCTAVE = tl.constexpr(selection.CODES), tl.constexpr(selection.OCTAVE)
 # Of each row of a product, a thread has two columns of every eight: four threads share a row.
@@ -55,10 +55,9 @@ def tilewright_slice_codes_by_keys(
         p_k = k_ptr + tl.minimum(n, n_keys - 1).to(tl.int64)[:, None] * stride_kn + d[None, :]
         b_x = tl.dot(tl.load(p_k), b_q, input_precision="ieee") * scale_log2 - b_l[None, :]
         b_m = _over_rows(b_x, LARGEST, BLOCK_G, PAIRS, BLOCK_N)  # [BLOCK_N, BLOCK_G]
-        b_c = (b_m if LARGEST else fast_log2(b_m)) * -OCTAVE
+        b_c = (b_m if LARGEST else fast_log2(b_m)) * -OCTAVE - NEARLY_HALF
         # NaN, and what stands for it among maxima, is no share.
-        b_c = tl.where((b_c == b_c) & (b_c > -float("inf")), b_c, CODES - 1.0)
-        b_c = tl.minimum(tl.maximum(b_c, 0.0), CODES - 1.0).to(tl.int32).to(tl.uint8)
+        b_c = nearest_codes(tl.where((b_c == b_c) & (b_c > -float("inf")), b_c, CODES - 1.0))
         p_code = code_ptr + groups.to(tl.int64)[None, :] * stride_c + n[:, None]
         tl.store(p_code, b_c, mask=(groups < n_groups)[None, :] & (n < stride_c)[:, None])
 

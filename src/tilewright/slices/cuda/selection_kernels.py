@@ -22,6 +22,9 @@ MASS_UNIT = tl.constexpr(selection.MASS_UNIT)
 ONES, LOW, HIGH = tl.constexpr(0x01010101), tl.constexpr(0x7F7F7F7F), tl.constexpr(0x80808080)
 # Blocks of a row that counts in bytes are enough for.
 MOST_BLOCKS = 255
+# What rounding down takes off first, to be rounding to the nearest: less than a half, so that an integer stays one.
+# The float32 whose last bits count from zero on.
+NEARLY_HALF, COUNTING = tl.constexpr(0.5 - 2.0**-15), tl.constexpr(2.0**23)
 # Below all scores, and finite: a row may have no score at all.
 LOWEST = tl.constexpr(-1e30)
 
@@ -39,6 +42,16 @@ else:
     def fast_log2(x):
         """log2 of float32, to 2^-22: one instruction of the special functions, where Triton's own takes twenty."""
         return libdevice.fast_log2f(x)
+
+
+@triton.jit
+def nearest_codes(b_x):
+    """Codes uint8 of float32, rounded to the nearest and cut to their range; NaN has code 0.
+
+    By an addition: conversions to integers run at an eighth of its rate.
+    """
+    b_x = tl.minimum(tl.maximum(b_x, 0.0), CODES - 1.0) + COUNTING
+    return b_x.to(tl.uint32, bitcast=True).to(tl.uint8)
 
 
 @triton.jit(do_not_specialize=["n_tokens", "n_rows"])
@@ -176,9 +189,16 @@ def tilewright_slice_codes(
     sizes = n_rows, n_queries, heads, lse_log2
     if OF_GROUP == BLOCK_R:
         b_q, k_ptr, b_l = group_rows(tokens, sizes, bh, first, OF_GROUP, SIZE, LARGEST, HEAD_DIM, SPLITS, MOST_SPLITS)
+    ALONE: tl.constexpr = OF_GROUP == 1 and not LARGEST
+    if ALONE:
+        # Rows of no query, and those whose scores are no numbers.
+        b_known = b_l < float("inf")
+        b_off = b_l * OCTAVE - NEARLY_HALF
     for lo in tl.range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, n_keys), BLOCK_N, num_stages=NUM_STAGES):
         n = lo + tl.arange(0, BLOCK_N)
-        if OF_GROUP == BLOCK_R:
+        if ALONE:
+            b_m = _scores(b_q, k_ptr, n, n_keys, stride_kn, HEAD_DIM) * (scale_log2 * -OCTAVE) + b_off[:, None]
+        elif OF_GROUP == BLOCK_R:
             b_x = _scores(b_q, k_ptr, n, n_keys, stride_kn, HEAD_DIM) * scale_log2 - b_l[:, None]
             b_m = _over_rows(b_x, LARGEST, BLOCK_G, BLOCK_R, BLOCK_N)  # [BLOCK_G, BLOCK_N]
             if BLOCK_R > 1 and not LARGEST:
@@ -195,14 +215,13 @@ def tilewright_slice_codes(
                 b_m = tl.maximum(b_m, b_part) if LARGEST else b_m + b_part
             if not LARGEST:
                 b_m = fast_log2(b_m)
-        b_c = b_m * -OCTAVE
-        # NaN, and what stands for it among maxima, is no share. Beside a log-sum-exp that does not know of it, it is
-        # listed and shows in the result.
-        none = tl.full((BLOCK_G, 1), CODES - 1.0, tl.float32)
-        if OF_GROUP == 1:
-            none = tl.where(b_l == b_l, 0.0, CODES - 1.0)[:, None]
-        b_c = tl.where((b_c == b_c) & (b_c > -float("inf")), b_c, none)
-        b_c = tl.minimum(tl.maximum(b_c, 0.0), CODES - 1.0).to(tl.int32)  # [BLOCK_G, BLOCK_N]
+        if ALONE:
+            # A score that is no number beside a log-sum-exp that does not know of it is listed: the result shows it.
+            b_c = tl.where(b_known[:, None], nearest_codes(b_m), CODES - 1)  # [BLOCK_G, BLOCK_N]
+        else:
+            b_c = b_m * -OCTAVE - NEARLY_HALF
+            # NaN, and what stands for it among maxima, is no share.
+            b_c = nearest_codes(tl.where((b_c == b_c) & (b_c > -float("inf")), b_c, CODES - 1.0))
         m_n = n < n_keys
         m_groups = groups < n_groups
         if k_alike_ptr is not None:
