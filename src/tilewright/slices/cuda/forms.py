@@ -86,14 +86,20 @@ def plain(rows: int, head_dim: int, dtype: torch.dtype, most_shared_bytes: int) 
 
 
 def of_gradients(rows: int, head_dim: int, dtype: torch.dtype, most_shared_bytes: int) -> SliceConfig:
-    """The `SliceConfig` of `gradient_kernel`: the largest whose registers a compiler for Hopper found enough for."""
+    """The `SliceConfig` of `gradient_kernel`: the fastest on an H200, with the stages that fit.
+
+    There, 64 keys, three stages and 8 warps took 11.2 ms for 12 heads of 32,760 tokens, head dim 128 and a fifth of the
+    keys; two stages 12.3 ms, 32 keys 16.1 ms, 128 keys 15.8 ms.
+    """
     if dtype.itemsize > 2:
         return plain(rows, head_dim, dtype, most_shared_bytes)
-    chosen = SliceConfig(64, num_stages=2, num_warps=8 if rows > 64 else 4)
+    chosen = SliceConfig(64, num_stages=3, num_warps=8 if rows > 64 else 4)
     # Beside what attention keeps: gradients of the queries' results, and weights and their gradients in 16 bits.
     more = (head_dim + 2 * chosen.step_keys) * rows * dtype.itemsize
-    fits = shared_bytes(chosen, rows, head_dim, dtype.itemsize) + more <= most_shared_bytes
-    return chosen if fits else replace(chosen, num_stages=1)
+    most = most_shared_bytes - more
+    while chosen.num_stages > 1 and shared_bytes(chosen, rows, head_dim, dtype.itemsize) > most:
+        chosen = replace(chosen, num_stages=chosen.num_stages - 1)
+    return chosen
 
 
 def device_facts(device: torch.device) -> tuple[tuple[int, int], int]:
