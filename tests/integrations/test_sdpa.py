@@ -83,7 +83,6 @@ def test_a_mask_that_leaves_out_others_is_nan_and_can_be_told(wrong):
         ({}, {"attn_mask": torch.zeros(1, 1, 300, 300)}, "mask"),
         ({}, {"k": 200}, "queries and keys differ"),
         ({}, {"d": 32}, "head dim"),
-        ({}, {"gradient": True}, "gradient"),
     ],
 )
 def test_other_calls_go_to_torch_and_are_counted(settings, more, reason):
@@ -91,11 +90,20 @@ def test_other_calls_go_to_torch_and_are_counted(settings, more, reason):
     q, k, v = draw(d=more.pop("d", 64))
     n = more.pop("k", 300)
     k, v = k[:, :, :n], v[:, :, :n]
-    if more.pop("gradient", False):
-        q = q.clone().requires_grad_()
     found = attention(q, k, v, **more)
     assert torch.equal(found, F.scaled_dot_product_attention(q, k, v, **more))
     assert attention.calls == {reason: 1}
+
+
+def test_calls_by_slices_have_gradients():
+    attention = sdpa.Slices(**ALL)
+    q, k, v = (x.clone().requires_grad_() for x in draw())
+    found = torch.autograd.grad(attention(q, k, v).sum(), (q, k, v))
+    assert attention.calls == {"slices": 1}
+    for one, other in zip(
+        found, torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v)), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def either(function, *arguments, **named):

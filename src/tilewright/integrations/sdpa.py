@@ -285,7 +285,8 @@ class Slices:
             return "scale"
         if scale is not None and self.place is not None and not math.isclose(scale, q.shape[3] ** -0.5):
             return "scale"
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        # Steps keep lists, and estimates that have no gradient.
+        if self.place is not None and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             return "gradient"
         return None if _internals.forward_level() < 0 else "gradient"
 
