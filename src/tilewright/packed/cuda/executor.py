@@ -25,7 +25,7 @@ from tilewright.packed.lists import (
 )
 
 # Most images whose tokens the kernel that describes the batch gathers: each of its programs counts the batch itself.
-# Measured on an H200, docs/trials/packed-batches.md.
+# Measured on an H200, docs/trials/tile-kernel.md.
 FUSED = 32
 # Rows of a program of the backward, at most.
 BACKWARD_ROWS = 64
