@@ -3,7 +3,7 @@
 # make reproduce-all  with it, all else that runs on a CPU: config/all.yaml
 # make smoke      one figure from its pattern to its picture, in build/smoke
 # make record     DEVICE=h200 MINUTES=28: run config/h200.yaml on this machine, or go on, and record its rows as expected/h200
-# make test       the test-suite
+# make test       the test-suite; it installs diffusers in build/hosts, or finds it in $TILEWRIGHT_HOSTS
 # make test-all   with it, what takes minutes: the workflow on a SLURM of one node, which is installed where that can be
 # make docs       the documents as a site, in build/site: open build/site/index.html
 # make lint       check style and workflow; changes nothing

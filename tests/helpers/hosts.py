@@ -130,6 +130,14 @@ FAMILIES = {
         2,
         (0, 0),
     ),
+    # One layer has another beside it, of what controls the video.
+    "wan-vace": (
+        "WanVACETransformer3DModel",
+        {**_WAN, "vace_layers": [0], "vace_in_channels": 20},
+        lambda: _wan(control_hidden_states=random(2, 20, 3, 12, 16, seed=4)),
+        3,
+        (0, 0),
+    ),
     "hunyuan": (
         "HunyuanVideoTransformer3DModel",
         {**_HUNYUAN, "num_layers": 1, "num_single_layers": 1, "pooled_projection_dim": 16},
