@@ -75,7 +75,7 @@ NOT_MEMBERS = {
     "masks": {"deit", "segformer", "wan"},
     "networks": {
         *("wan", "path", "layers", "backends", "plans", "attention_sites", "map_operators"),
-        *("rectified_flow", "token_layouts", "vit_parts"),
+        *("folding", "rectified_flow", "token_layouts", "vit_parts"),
     },
 }
 
