@@ -155,7 +155,6 @@ def of_slices(_):
         "choose": lambda q, k: slices.predict(q, k, keep=0.5, budget=0.5),
     }
     yield {"q": q, "k": k, "v": v, **steps}
-    yield "needs the table that the command measures"
 
 
 class Pipe(SimpleNamespace):
