@@ -396,6 +396,22 @@ def test_masks_too_large_are_left_to_tiles():
     assert not native.able(replace(form, empty=True), device="cuda", heads=6, dtype=torch.bfloat16, biased=False)
 
 
+def test_small_forms_are_timed_by_token_and_by_head(monkeypatch):
+    found = graph.from_pattern(patterns("kept", 64, 64, 3))
+    seen = []
+
+    def timed(runs, given, *_):
+        seen.append([x.is_contiguous() for x in given])
+        return dict.fromkeys(runs, 2.0 * len(seen))
+
+    monkeypatch.setattr(native, "_timed", timed)
+    common = {"device": "cpu", "head_dim": D, "dtype": "float32", "own_us": 1e9}
+    assert native.times(found, heads=H, **common) == dict.fromkeys(("masked", "compacted", "products"), 3.0)
+    assert seen == [[False] * 3, [True] * 3]
+    native.times(found, heads=1, **common)
+    assert len(seen) == 3
+
+
 def test_forms_that_cannot_win_are_not_timed():
     found = graph.from_pattern(patterns("random", 64, 64, 3))
     common = {"device": "cpu", "heads": H, "head_dim": D, "dtype": "float32"}
