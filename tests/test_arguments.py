@@ -1,6 +1,7 @@
 """Every argument of the public interface × wrong values: one line that says what was expected, and no raw error."""
 
 import inspect
+import math
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,7 @@ from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.integrations import sdpa
 from tilewright.networks import path
 from tilewright.packed import pack
+from tilewright.paths import runner
 
 HEADS, DIM, N = 2, 8, 20
 NAN, INF = float("nan"), float("inf")
@@ -418,7 +420,27 @@ TAKING_PATHS = {
         {"network": NETWORK, "table": ROUTES},
         {"network": [None, 3, "a", NOTHING], "table": [None, 3, "a", [], ROUTES.rows], "batch": COUNT},
     ),
+    "paths.FrameRunner": (
+        lambda **given: paths.FrameRunner(**{"table": of_network(), **given}),
+        {"networks": NETWORK, "frame": (32, 32)},
+        {
+            "networks": [None, 3, "a", [], [3], NOTHING],
+            "table": [None, 3, "a", [], ROUTES.rows],
+            "frame": [None, 3, "a", (3,), (0, 3), (3.5, 3), ARRAY],
+            "batch": [*COUNT, 2],
+            "margin": [-1, "a", None, math.nan],
+            "late": ["soon", 3, None],
+            **{name: [None, 3, "abc", (1, 2), (0, 0, math.inf), NOTHING] for name in ("mean", "std")},
+        },
+    ),
 }
+
+
+def of_network():
+    """A table of `NETWORK` on this machine."""
+    known = {**ENTRY, **runner.facts(NETWORK)}
+    return paths.Table([paths.table.Entry(**known, batch=1, macs=1, p50_us=1.0, promise_us=1.0)])
+
 
 # Behind the registered operator, or of what others of the interface have made.
 INNER = {
