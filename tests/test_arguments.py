@@ -218,6 +218,7 @@ TABLE = {
             **dict.fromkeys("qkv", SQ),
             "lists": ["a", 3, None, S, NOTHING],
             "scale": [*NUMBER, 0, -1],
+            "bound": NUMBER,
             "lse": [*FLAG, None],
             "out": [*given(*TENSOR), S[0], S.double(), S],
         },
