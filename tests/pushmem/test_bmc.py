@@ -134,7 +134,7 @@ def test_the_core_of_an_infeasible_part_is_minimal_when_asked_again(monkeypatch)
     monkeypatch.setattr(query, "PATIENCE_S", 0.0)
     # However fast this machine is.
     monkeypatch.setattr(explain, "LIMIT_S", 600.0)
-    whole = of("identity-8x6")
+    whole = of("identity-8x3")
     ran = PUB.run(recurrence.fired(templates.configuration(whole, PUB), PUB, len(whole)), whole.data_in[:, :, 0])
     stream = parts.of_run("agg", whole, ran)
     data = stream.data_out.copy()
