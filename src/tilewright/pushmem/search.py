@@ -29,6 +29,8 @@ SIZES = (
     *((1, False, 4, 99), (2, False, 8, 999), (2, True, 8, 999), (4, True, 16, 9999)),
 )
 EACH, STARTS = 4, 16
+# Ways to read that are tried of one choice of lanes, for each choice of lanes of that search.
+PAIRS = 8
 # Ways to write that are kept for one choice of what is read.
 WAYS = 6
 _NEVER = 1 << 40
@@ -225,7 +227,10 @@ class _Search:
                     asked = self._asked(out, np.frombuffer(key, np.int64), address % fetch, chosen)
                     if asked is not None:
                         options[-1].append((address, ways, *asked))
-        for taken in itertools.product(*options):
+        # Of several outputs those ways come first that are early in all of them.
+        every = itertools.product(*(range(len(ways)) for ways in options))
+        for numbers in sorted(itertools.islice(every, 1 << 14), key=sum)[: PAIRS * self.lanes]:
+            taken = [ways[at] for ways, at in zip(options, numbers, strict=True)]
             found = self._written(taken, chosen)
             if found is not None:
                 return found
