@@ -199,7 +199,9 @@ class Selection:
         batch, heads, n_rows, head_dim = rows.shape
         n_keys, config = k.shape[2], self._form(k)
         tiles = math.ceil(n_rows / config.block_m)
-        splits = max(1, min(SPLITS, n_keys // LEAST_SPLIT, math.ceil(PROGRAMS / (HEADS * tiles))))
+        # A key that stands for several is one of few: they are shared out to as many programs.
+        least = min(LEAST_SPLIT, max(2 * config.block_n, LEAST_SPLIT // size))
+        splits = max(1, min(SPLITS, n_keys // least, math.ceil(PROGRAMS / (HEADS * tiles))))
         split = math.ceil(n_keys / splits / config.block_n) * config.block_n
         splits = math.ceil(n_keys / split)
         lse = rows.new_empty(batch, heads, splits, n_rows, dtype=torch.float32)
