@@ -14,7 +14,8 @@ from tilewright.core.version import __version__
 _API = ("Plan", "load", "plan")
 _PACKAGES = {name: name for name in ("integrations", "neighborhood", "networks", "nn", "paths", "slices")}
 _PACKAGES |= {"models": "networks", "ragged": "packed.pack"}
-__all__ = [*_API, *_PACKAGES, "fold", "TilewrightError", "__version__", "errors"]
+_FUNCTIONS = {"fold": "networks.folding"}
+__all__ = [*_API, *_PACKAGES, *_FUNCTIONS, "TilewrightError", "__version__", "errors"]
 
 # Every module that imports the package would otherwise count the API among its imports.
 APART = ("tilewright.attention.plan",)
@@ -25,8 +26,8 @@ def __getattr__(name: str) -> Callable | ModuleType:
         import tilewright.attention.plan as api
 
         return getattr(api, name)
-    if name == "fold":
-        return import_module("tilewright.networks.folding").fold
+    if name in _FUNCTIONS:
+        return getattr(import_module(f"tilewright.{_FUNCTIONS[name]}"), name)
     if name in _PACKAGES:
         return import_module(f"tilewright.{_PACKAGES[name]}")
     raise AttributeError(f"module 'tilewright' has no attribute {name!r}")

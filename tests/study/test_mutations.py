@@ -782,15 +782,13 @@ def test_wrong_sums_of_attention_by_lists_are_caught(maps, by):
         assert [row["status"] for row in _recall._rows_of(maps, untimed, Run())] == ["failed"]
 
 
-def a_code_too_few(taken, codes, rule, always):
+def a_code_too_few(flags, codes, always):
     """Keys of the last code that is taken are left out."""
-    flags, _ = taken(codes, rule, always)
     last = codes.masked_fill(~flags | always, 0).amax(1, keepdim=True)
     return flags & ((codes < last) | always)
 
 
-def a_code_too_many(taken, codes, rule, always):
-    flags, _ = taken(codes, rule, always)
+def a_code_too_many(flags, codes, always):
     last = codes.masked_fill(~flags | always, 0).amax(1, keepdim=True)
     return flags | (codes <= last + 1)
 
@@ -800,8 +798,9 @@ SELECTIONS = {"ties-dropped": a_code_too_few, "a-code-more": a_code_too_many}
 
 @pytest.mark.parametrize("fault", SELECTIONS)
 def test_lists_of_other_lengths_than_were_asked_for_are_caught(maps, fault):
-    def selected(right, codes, rule, always):
-        flags = SELECTIONS[fault](right, codes, rule, always)
+    def selected(right, codes, rule, most, always):
+        flags, _ = right(codes, rule, most, always)
+        flags = SELECTIONS[fault](flags, codes, always)
         return flags, flags.sum(1)
 
     with pytest.MonkeyPatch.context() as patch:

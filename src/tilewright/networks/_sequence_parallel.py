@@ -26,6 +26,9 @@ class _OwnAttention(NamedTuple):
     def stateful(self):
         return self.attention.stateful
 
+    def check_run(self, **found):
+        self.attention.check_run(**found)
+
     def __call__(self, q, k, v, call):
         return self.sharding.attend(q, k, v, lambda *whole: self.attention(*whole, call))
 

@@ -132,13 +132,12 @@ class Places:
         if min(self.deviation) <= 0:
             raise ConfigError(f"std: expected numbers above 0, found {arguments.shown(deviation)}")
         self.size, self.shape = (height, width), (batch, height, width, 3)
-        on_gpu = device.type == "cuda"
         # Tensors of inference can only be written to where inference is on.
         with torch.inference_mode(False):
             self.frames = torch.zeros(self.shape, dtype=torch.uint8, device=device)
             self.labels = torch.zeros(self.shape[:3], dtype=torch.uint8, device=device)
             self.host_frames, self.host_labels = self.frames, self.labels
-            if on_gpu:
+            if self.frames.is_cuda:
                 self.host_frames = torch.zeros(self.shape, dtype=torch.uint8, pin_memory=True)
                 self.host_labels = torch.zeros(self.shape[:3], dtype=torch.uint8, pin_memory=True)
 

@@ -48,8 +48,8 @@ SPARSE = {
     "cudnn_flex": Look("cuDNN flex", "#009E73", "p"),
     "flashinfer": Look("FlashInfer", "#56B4E9", "h"),
     "natten": Look("NATTEN", "#D55E00", "*"),
-    "fa4_dense": Look("dense FlashAttention 4", "#444444", "1"),
-    "flash3_dense": Look("dense FlashAttention 3", "#666666", "2"),
+    "fa4_dense": Look("dense FlashAttention 4", "#8000E0", "1"),
+    "flash3_dense": Look("dense FlashAttention 3", "#400040", "2"),
     "cudnn_blocks": Look("cuDNN blocks", "#661100", "H"),
 }
 PACKED = {
