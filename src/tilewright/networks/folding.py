@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tilewright.core.errors import Unavailable
-from tilewright.networks import map_operators
+from tilewright.networks import map_operators, segformer
 
 # What a head is asked for: the linear layers by the names of transformers 5 and 4.
 LAYERS = ("linear_projections", "linear_c")
@@ -73,13 +73,8 @@ def _forward(head, remembered, encoder_hidden_states, **others):
 
 
 def _folded(head):
-    """``(weights [C, c] of each level, bias [C])``, rounded once."""
-    norm, layers = head.batch_norm, _layers(head)
-    scale = norm.weight.double() * (norm.running_var.double() + norm.eps).rsqrt()
+    """`segformer.Folded` of the head."""
+    layers = _layers(head)
     # The last level comes first in the convolution's input.
-    parts = (scale[:, None] * head.linear_fuse.weight.flatten(1).double()).chunk(len(layers), 1)[::-1]
-    bias, kind = norm.bias.double() - scale * norm.running_mean.double(), layers[0].weight.dtype
-    for part, layer in zip(parts, layers, strict=True):
-        bias = bias + part @ layer.bias.double()
-    weights = [(part @ layer.weight.double()).to(kind) for part, layer in zip(parts, layers, strict=True)]
-    return weights, bias.to(kind)
+    parts = head.linear_fuse.weight.flatten(1).chunk(len(layers), 1)[::-1]
+    return segformer.fold(layers, parts, head.batch_norm)

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -139,6 +139,24 @@ class Folded(NamedTuple):
 
     weights: tuple[torch.Tensor, ...]
     bias: torch.Tensor
+
+
+def fold(linears: Iterable, parts: Iterable, norm: Any, *, normed: bool = True) -> Folded:
+    """`Folded` for a sum over levels: their linear layers, the parts [C, C] of a convolution that read these, and the
+    batch norm behind it, which is left out where `normed` is False.
+
+    Rounded once: it is made in float64, which is exact for weights in 16 bits.
+    """
+    scale, bias = torch.ones_like(norm.weight, dtype=torch.float64), torch.zeros_like(norm.bias, dtype=torch.float64)
+    if normed:
+        scale = norm.weight.double() * (norm.running_var.double() + norm.eps).rsqrt()
+        bias = norm.bias.double() - scale * norm.running_mean.double()
+    weights = []
+    for linear, own in zip(linears, parts, strict=True):
+        part = scale[:, None] * own.double()
+        weights.append((part @ linear.weight.double()).to(linear.weight.dtype))
+        bias = bias + part @ linear.bias.double()
+    return Folded(tuple(weights), bias.to(norm.bias.dtype))
 
 
 class Network(_parameters.Counted):
@@ -382,20 +400,10 @@ class _Decoder(nn.Module):
     def fold(self, levels):
         """`Folded` for a sum of these levels. In training it leaves out the batch norm, whose statistics are not known.
 
-        Rounded once: it is made in float64, which is exact for weights in 16 bits.
+        ASSUME: a level that is left out takes its bias along, as if its linear layer gave zeros.
         """
-        bn, fuse = self.linear_fuse["bn"], self._fuse.double()
-        scale, bias = torch.ones_like(bn.weight, dtype=torch.float64), torch.zeros_like(bn.bias, dtype=torch.float64)  # type: ignore[arg-type]  # torch's modules do not tell the types of what they hold
-        if not self.training:
-            scale = bn.weight.double() * (bn.running_var.double() + bn.eps).rsqrt()  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
-            bias = bn.bias.double() - scale * bn.running_mean.double()  # type: ignore[operator]  # torch's modules do not tell the types of what they hold
-        weights = []
-        for level in levels:
-            linear, part = self._linear(level), scale[:, None] * fuse[:, self._columns(level)]
-            weights.append((part @ linear.weight.double()).to(linear.weight.dtype))
-            # ASSUME: a level that is left out takes its bias along, as if its linear layer gave zeros.
-            bias = bias + part @ linear.bias.double()
-        return Folded(tuple(weights), bias.to(bn.bias.dtype))  # type: ignore[arg-type]  # torch's modules do not tell the types of what they hold
+        parts = [self._fuse[:, self._columns(level)] for level in levels]
+        return fold(map(self._linear, levels), parts, self.linear_fuse["bn"], normed=not self.training)
 
     def _folded(self, maps, grid, folded):
         weights, bias = folded
