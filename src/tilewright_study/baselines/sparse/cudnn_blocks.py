@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.core.errors import Unavailable
-from tilewright.torch_attention import flex_blocks, need_gpu
+from tilewright.torch_attention import flex_blocks, need_gpu, need_tokens
 
 MASKED = True
 DENSE = False
@@ -46,7 +46,5 @@ def _need(head_dim, dtype, device):
         from cudnn import BSA
     except ImportError as error:
         raise Unavailable(f"cudnn's block-sparse attention cannot be imported: {error}") from error
-    if dtype == torch.float32 or head_dim not in HEAD_DIMS:
-        known = ", ".join(map(str, HEAD_DIMS))
-        raise Unavailable(f"takes 16-bit types and head dims {known}, found {dtype} and {head_dim}")
+    need_tokens(dtype, head_dim, HEAD_DIMS)
     return BSA

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from tilewright.core.errors import Unavailable
-from tilewright.torch_attention import Ready, need_gpu
+from tilewright.torch_attention import Ready, need_gpu, need_tokens
 
 MASKED = True
 DENSE = False
@@ -66,9 +66,7 @@ def _need(head_dim, dtype, device):
         import flashinfer
     except ImportError as error:
         raise Unavailable(f"flashinfer cannot be imported: {error}") from error
-    if dtype == torch.float32 or head_dim not in HEAD_DIMS:
-        known = ", ".join(map(str, HEAD_DIMS))
-        raise Unavailable(f"takes 16-bit types and head dims {known}, found {dtype} and {head_dim}")
+    need_tokens(dtype, head_dim, HEAD_DIMS)
     return flashinfer
 
 
