@@ -3,6 +3,7 @@
 Sizes and strides stand outermost first and count in elements, as in NumPy.
 """
 
+import math
 import re
 from argparse import ArgumentParser
 from pathlib import Path
@@ -40,7 +41,7 @@ def run(**given: Any) -> int:
     wide = BYTES[given["dtype"]]
     shape = None if given["shape"] is None else _numbers("--shape", given["shape"], "x")
     indices = _indices(given, shape)
-    elements = _product(shape) if shape else None
+    elements = math.prod(shape) if shape else None
     answer = least.descriptors(indices, wide, own, elements)
     print(f"pattern    {len(indices):,} elements of {wide} bytes, for the {own.title}")
     if answer.status != least.SOLVED:
@@ -91,7 +92,7 @@ def sliced(text: str, shape: tuple[int, ...]) -> Any:
     form = re.fullmatch(r"\s*\w+\s*(?:\[([-\d:,\s.]*)\])?\s*(\.T|\.transpose\(([\d,\s]*)\))?\s*", text)
     if form is None:
         raise ConfigError(f"--slice: expected an expression such as 'a[2::3, :, ::-1]' or 'a.T', found {text!r}")
-    found = np.arange(_product(shape)).reshape(shape)
+    found = np.arange(math.prod(shape)).reshape(shape)
     try:
         if form[1] is not None:
             found = found[tuple(map(_part, form[1].split(",")))]
@@ -127,10 +128,3 @@ def _numbers(name, text, mark, least=1):
     if least is not None and min(found) < least:
         raise ConfigError(f"{name}: expected numbers of at least {least}, found {text!r}")
     return found
-
-
-def _product(shape):
-    total = 1
-    for n in shape:
-        total *= n
-    return total

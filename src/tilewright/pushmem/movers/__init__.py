@@ -8,6 +8,7 @@ steps are in granules, the bytes that the mover moves at a time; sizes and steps
 them. `replay` is what decides whether an answer is right: it knows the loops alone.
 """
 
+import math
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -86,7 +87,7 @@ class Descriptor:
     @property
     def length(self) -> int:
         """Granules that it moves each time."""
-        return int(np.prod(self.sizes, dtype=np.int64))
+        return math.prod(self.sizes)
 
     @property
     def dimensions(self) -> int:

@@ -6,11 +6,11 @@ So a sequence is tested by reading it once, and the least chain of descriptors i
 a chain may be cut. A chain that is made several times is searched over one round of it.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from math import gcd
 
 import numpy as np
 
@@ -188,7 +188,7 @@ def _slots(loops, own):
         raise _NotFound(f"{len(sizes)} loops are needed, where {own.dimensions} are there")
     if max(steps, default=1) > own.longest_step:
         raise _NotFound(f"a step of {max(steps)} granules, where {own.longest_step} is the longest")
-    if (length := int(np.prod(sizes, dtype=np.int64))) > own.longest:
+    if (length := math.prod(sizes)) > own.longest:
         raise _NotFound(f"{length} granules at a time, where {own.longest} are the most")
     return tuple(sizes) or (1,), tuple(steps) or (1,)
 
@@ -222,7 +222,7 @@ def _divisors(n):
 def _block(addresses):
     """Granules of which contiguous blocks all runs consist."""
     ends = np.flatnonzero(np.diff(addresses) != 1) + 1
-    return gcd(len(addresses), *map(int, ends))
+    return math.gcd(len(addresses), *map(int, ends))
 
 
 def _plain(addresses, own, block):
@@ -311,7 +311,7 @@ def _ends(rows, own, block, iterated):
                 return
         if own_step > own.longest_step or own_step < 0 or slots > own.dimensions:
             return
-        moved = int(np.prod([n for n, _ in inner], dtype=np.int64)) * size
+        moved = math.prod(n for n, _ in inner) * size
         nested = own_step > 0 and slots < own.dimensions
         most = own.longest // moved if nested else 0
         if iterated and moved <= own.longest:
