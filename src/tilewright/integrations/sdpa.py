@@ -163,7 +163,7 @@ class Slices:
         if lse:
             if attn_mask is not None or dropout_p or is_causal:
                 raise ConfigError(f"log-sum-exps: expected a call without a mask and dropout, found others ({reason})")
-            return slices.dense(*cast(query, key, value), scale=scale)
+            return slices.dense(q[:, :, own], k, v, scale=scale)
         given = attn_mask, dropout_p, is_causal
         return F.scaled_dot_product_attention(query, key, value, *given, scale=scale, enable_gqa=enable_gqa), None
 
