@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from torch import func
-from torch.library import opcheck
+from torch import func, library
 
 import tilewright as tw
 from tilewright import reference
@@ -73,7 +72,7 @@ def test_an_exported_program_needs_no_file():
 def test_operators_are_what_their_fakes_say(extra):
     given = [x.clone().requires_grad_() for x in (Q, K, V)]
     rule = tw.neighborhood.Rule((3, 5), (1, 2), (1, 1), (False, True)).ints
-    opcheck(torch.ops.tilewright.neighborhood_attend.default, (*given, *extra, rule, 0.3, 2, None))
+    library.opcheck(torch.ops.tilewright.neighborhood_attend.default, (*given, *extra, rule, 0.3, 2, None))
 
 
 def test_a_second_derivative_is_refused():
