@@ -118,17 +118,15 @@ def columns(rule: Rule, box: tuple[int, ...], k: Tensor, width: int, threads: in
     """
     batch, *grid, kv_heads, _ = k.shape
     along, *across = (spans(*one) for one in zip(rule.axes, grid, box, strict=True))
-    token_bytes = 8 * width * prod(max(one.keys for one in axis) for axis in across)
-    held = max(1, _COLUMN_BYTES // token_bytes)
-    # Keys of the first box are there anyway.
-    count = max(1, (held - along[0].keys) // box[0])
+    held = held_tokens(width, prod(max(one.keys for one in axis) for axis in across))
+    count = length(held, along[0].keys, box[0])
     parts = [along[begin : begin + count] for begin in range(0, len(along), count)]
     colors = [_colors([(part[0].key_lo, part[-1].key_hi) for part in parts])]
     colors += [_colors([(one.key_lo, one.key_hi) for one in axis]) for axis in across]
     places = batch * len(parts) * prod(map(len, across))
     if apart:
         places = max(1, places // prod(max(one) + 1 for one in colors))
-    heads = max(1, min(held // grid[0], places * kv_heads // (_PARTS * threads), kv_heads))
+    heads = side_by_side(held, grid[0], places, kv_heads, threads)
     made = []
     for entry, first in product(range(batch), range(0, kv_heads, heads)):
         some = slice(first, min(first + heads, kv_heads))
@@ -136,6 +134,21 @@ def columns(rule: Rule, box: tuple[int, ...], k: Tensor, width: int, threads: in
             for column, others in zip(product(*across), product(*colors[1:]), strict=True):
                 made.append(Column(entry, some, part, column, (color, *others)))
     return made
+
+
+def held_tokens(width: int, across: float) -> int:
+    """How long a column may be, in tokens of the first axis, with so many keys across."""
+    return max(1, int(_COLUMN_BYTES / (8 * width * across)))
+
+
+def length(held: int, keys: float, side: int) -> int:
+    """Boxes of a column, each `side` long with so many keys along it; those of the first are there anyway."""
+    return max(1, int(held - keys) // side)
+
+
+def side_by_side(held: int, tokens: int, places: int, kv_heads: int, threads: int) -> int:
+    """Heads of a column: as many as are held and leave columns enough for all workers."""
+    return max(1, min(held // tokens, places * kv_heads // (_PARTS * threads), kv_heads))
 
 
 def _colors(intervals):
