@@ -431,6 +431,7 @@ TAKING_PATHS = {
             "batch": [*COUNT, 2],
             "margin": [-1, "a", None, math.nan],
             "late": ["soon", 3, None],
+            "late_share": [0, 1.5, "a", math.nan],
             **{name: [None, 3, "abc", (1, 2), (0, 0, math.inf), NOTHING] for name in ("mean", "std")},
         },
     ),

@@ -16,6 +16,7 @@ from tilewright import networks, paths
 from tilewright.core.errors import ArtifactError, BudgetError, ConfigError, PatternError
 from tilewright.paths import frame_runner, frames, record, table
 from tilewright.paths.frame_runner import FrameRunner
+from tilewright.paths.lateness import Closed
 from tilewright.paths.record import HOUR, Record
 from tilewright.paths.runner import Runner, facts
 from tilewright.paths.table import Entry, Table
@@ -85,6 +86,8 @@ def by_hand(of, path, frame):
 def test_each_network_and_path_labels_a_frame(runner, several, frame):
     seen = set()
     for row, of in zip(runner.table.rows, (several[0], several[1], several[0], several[1]), strict=True):
+        # The device does not keep these promises.
+        runner.control = Closed(0.01)
         labels, told = runner(frame, row.promise_us)
         assert (told.network, told.path, told.short) == (row.network, row.path, False)
         assert labels.dtype == torch.uint8 and labels.shape == SIZE
@@ -205,6 +208,49 @@ def test_a_promise_is_about_all_that_the_host_does(several, joint, frame, monkey
     monkeypatch.setattr(frames, "opened", slowly)
     made.rehearse(frame[None], 1)
     assert min(row.promise_us for row in made.table.rows) > 2e5 and made.record.frames == 0
+
+
+def taking(monkeypatch, made, frame, took_us, budget_us):
+    """What a runner tells of frames that take so long."""
+    told: list = []
+    monkeypatch.setattr(made, "run", lambda entry, given: given[..., 0])
+    for us in took_us:
+        times = iter([0, int(1e3 * us)])
+        monkeypatch.setattr(frame_runner, "perf_counter_ns", lambda times=times: next(times))
+        told.append(made(frame, budget_us)[1])
+    return told
+
+
+def test_promises_grow_while_too_many_are_broken(several, joint, frame, monkeypatch):
+    made = FrameRunner(several, joint, SIZE)
+    promised(made)
+    # A device that became slower: those of before would be broken each time.
+    us = made.table.rows[-1].promise_us
+    told = taking(monkeypatch, made, frame, [1.04 * us] * 300, 1e9)
+    broken = [x.took_us > x.promised_us for x in told]
+    assert broken[0] and sum(broken) <= 6 and told[-1].promised_us < 1.2 * us
+    # A stall of some frames delays those that follow, and no others.
+    told = taking(monkeypatch, made, frame, [2 * us] * 3 + [us] * 20, 1e9)
+    assert [x.took_us > x.promised_us for x in told] == [True] + [False] * 22
+    assert told[2].promised_us >= 2 * us > 1.3 * us > told[-1].promised_us
+    made._promise({made.table.key(row): np.full(3, us) for row in made.table.rows})
+    assert made.control.pace == 1.0
+
+
+def test_a_share_of_late_frames_is_spent(several, joint, frame, monkeypatch):
+    made = FrameRunner(several, joint, SIZE, late_share=0.1)
+    promised(made)
+    with pytest.raises(ConfigError, match=r"price: call runner.rehearse"):
+        made(frame, 1e9)
+    # The best path keeps most of its calls within half of its promise: a budget between them gets it all the same.
+    calls = {made.table.key(row): np.full(1000, 10.0 + at) for at, row in enumerate(made.table.rows)}
+    best = [*calls][-1]
+    made._promise(calls | {best: np.repeat([20.0, 40.0], [980, 20])})
+    assert [made.table.key(row) for row in made.table.rows][-1] == best and made.table.rows[-1].promise_us == 40
+    assert {x.network for x in taking(monkeypatch, made, frame, [20.0] * 3, 25.0)} == {"segformer-b1-64"}
+    assert made.table.select(25.0).choice < 0.5 and made.record.short == 0
+    with pytest.raises(ConfigError, match=r"late_share: expected a finite number above 0, at most 1, found 1\.5"):
+        FrameRunner(several, joint, SIZE, late_share=1.5)
 
 
 def test_idle_time_renews_promises(several, joint, frame, monkeypatch):

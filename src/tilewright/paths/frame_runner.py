@@ -13,9 +13,10 @@ import torch
 from tilewright.core import arguments, timing
 from tilewright.core.errors import ConfigError
 from tilewright.paths import frames as places
+from tilewright.paths.lateness import Closed, Priced
 from tilewright.paths.record import Record
 from tilewright.paths.runner import Picker, Told, facts, made
-from tilewright.paths.table import SAMPLES, Table
+from tilewright.paths.table import BROKEN, SAMPLES, Table, checked_budget
 
 _LOG = logging.getLogger(__name__)
 # Frames that paths are measured with where none were shown.
@@ -53,6 +54,9 @@ class FrameRunner(Picker):
     late : str
         What happens where no path fits a budget: ``fastest`` runs the fastest one, and `told.short` says so, or
         ``error``.
+    late_share : float, optional
+        Share of frames that may exceed their budget, such as 0.01. The runner spends it where it gives the most mean
+        IoU, which needs a `rehearse` and mean IoU in the table. None runs the best path whose promise a budget holds.
     mean, std : (float, float, float)
         Of the channels of the networks' training images in 0..1.
     folded : dict, optional
@@ -64,6 +68,8 @@ class FrameRunner(Picker):
         With the promises of now. ``paths.table.write(file, runner.table.rows)`` keeps it.
     record : Record
         Promises that were made and kept, by path and hour.
+    control : Closed
+        What late frames teach: promises grow while more than 1 % of them are broken, and under foreign load.
 
     Raises
     ------
@@ -81,6 +87,7 @@ class FrameRunner(Picker):
         batch: int = 1,
         margin: float = 0.0,
         late: str = "fastest",
+        late_share: float | None = None,
         mean: tuple[float, float, float] = places.MEAN,
         std: tuple[float, float, float] = places.DEVIATION,
         folded: Mapping[str, Any] | None = None,
@@ -108,8 +115,11 @@ class FrameRunner(Picker):
             latest = made(known[of], paths, beside=latest, **how)
             self._calls |= dict.fromkeys(paths, latest)
         super().__init__(lambda key, given: self._calls[key](key, given), table, margin=margin, late=late)
-        # The second one counts what is measured.
-        self.record, self._scratch = Record(), Record(warns=False)
+        self.record = Record()
+        share = None if late_share is None else arguments.number("late_share", late_share, above=0, most=1)
+        self.control: Closed = Closed(BROKEN) if share is None else Priced(share)
+        # What measured calls count on, and change.
+        self._scratch = Record(warns=False), Closed(BROKEN)
         self._frame = "x".join(map(str, self.places.size))
         self._shown: Any = None
         self._samples: dict[str, deque] = {key: deque(maxlen=SAMPLES) for key in self._calls}
@@ -147,27 +157,37 @@ class FrameRunner(Picker):
         given = places.opened(frame, self.places.size, len(self.places.frames))
         if not isinstance(frame, torch.Tensor):
             begin = perf_counter_ns()
-        labels, told = self._answer(self.pick(budget_us, price=price), given, begin, self.record, budget_us, price)
+        price = self.control.price if price is None else price
+        entry = self.pick(self.control.room(checked_budget(budget_us)), price=price)
+        labels, told = self._answer(entry, given, begin, self.record, self.control, budget_us, price)
         return labels if getattr(frame, "ndim", 3) == 4 else labels[0], told
 
-    def _answer(self, entry, given, begin, record, budget_us, price):
-        """Classes of frames by an entry, and what ran since `begin`, which `record` counts."""
+    def _answer(self, entry, given, begin, record, control, budget_us, price):
+        """Classes of frames by an entry, and what ran since `begin`, which `record` counts and `control` learns of."""
+        promised = entry.promise_us * max(control.pace, 1.0) + control.delay_us
         labels = self.run(entry, given)
         took = None if labels.is_cuda else (perf_counter_ns() - begin) / 1e3
-        short = price is None and entry.promise_us * (1 + self.margin) > budget_us
-        record.saw(self.table.key(entry), entry.promise_us, took, short=short)
+        short = price is None and promised * (1 + self.margin) > budget_us
+        record.saw(self.table.key(entry), promised, took, short=short)
+        if took is not None:
+            control.saw(took, entry, late=took > (promised if price is None else budget_us))
         if short and not self._said_short:
             self._said_short = True
-            said = f"budget: expected at least {entry.promise_us:.0f} us, which the fastest path promises, found "
+            said = f"budget: expected at least {promised:.0f} us, which the fastest path promises, found "
             _LOG.warning("%s%.0f us; the fastest path runs", said, budget_us)
-        return labels, Told(entry.path, entry.promise_us, entry.test, entry.network, short, took)
+        return labels, Told(entry.path, promised, entry.test, entry.network, short, took)
 
     def _timed(self, entry, images):
         # Promises are about calls as users make them, with all that the host does.
         begin = perf_counter_ns()
         given = places.opened(images, self.places.size, len(self.places.frames))
-        super().pick(ANY_US)
-        self._answer(entry, given, begin, self._scratch, math.inf, None)
+        record, control = self._scratch
+        super().pick(control.room(ANY_US))
+        self._answer(entry, given, begin, record, control, math.inf, None)
+
+    def _promise(self, found, **more):
+        super()._promise(found, **more)
+        self.control.pace = 1.0
 
     def pick(self, budget_us: float, *, price: float | None = None) -> Any:
         """As `Picker.pick`. Raises `ConfigError` before promises about frames of this size are known."""

@@ -8,11 +8,10 @@ from pathlib import Path
 from time import time
 
 from tilewright.core import arguments, artifacts
+from tilewright.paths.table import BROKEN as SHARE
 
 _LOG = logging.getLogger(__name__)
 KIND, VERSION = "promises", 1
-# The share of its calls that may break a promise, see `table.SAMPLES`.
-SHARE = 0.01
 # A path that breaks more than its share by chance alone gives a warning in fewer hours than one of so many.
 CHANCE = 10_000
 # Hours that are kept.
