@@ -564,11 +564,27 @@ def test_an_attention_without_a_pattern_says_so(attention, inputs):
 
 @pytest.mark.parametrize(
     "batch",
-    [torch.zeros(1, 3, 60, 40), torch.zeros(0, 3, 40, 60), torch.zeros(3, 40, 60), torch.zeros(1, 3, 40, 60).int()],
+    [torch.zeros(1, 3, 31, 40), torch.zeros(0, 3, 40, 60), torch.zeros(3, 40, 60), torch.zeros(1, 3, 40, 60).int()],
 )
 def test_images_of_another_kind_are_named(network, batch):
     with pytest.raises(PatternError, match=r"images: expected"):
         network(batch)
+
+
+@pytest.mark.parametrize("decoder", ["folded", "published"])
+def test_one_network_takes_images_of_any_size(network, decoder):
+    for size in ((64, 97), (96, 64)):
+        own = create(image_size=size)
+        own.load_state_dict(network.state_dict())
+        given = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
+        for path in ("2.2.2.2", "1.2.2.1 levels=123 scale=0.85"):
+            text = f"{path} decoder={decoder}"
+            torch.testing.assert_close(network(given, text), own(given, text), atol=1e-6, rtol=0)
+
+
+def test_an_image_that_a_path_makes_too_small_is_named(network):
+    with pytest.raises(PatternError, match="at least 32 pixels a side, found 31x64"):
+        create(image_size=128)(torch.zeros(1, 3, 62, 128), "2.2.2.2 scale=0.5")
 
 
 @pytest.mark.parametrize(

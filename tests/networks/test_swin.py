@@ -344,9 +344,32 @@ def test_a_path_of_another_network_is_refused(network, inputs, path, message):
         network(inputs, path)
 
 
+@pytest.mark.parametrize("attention", ["native", "dense"])
+def test_one_network_takes_images_of_any_size(network, attention):
+    one = create(attention=attention)
+    one.load_state_dict(network.state_dict())
+    for size in ((32, 57), (61, 33), (40, 100)):
+        own = create(attention=attention, image_size=size)
+        own.load_state_dict(network.state_dict())
+        for path in ("2.2.3.2", "1.01.101.1 width=32"):
+            torch.testing.assert_close(one(images(*size), path), own(images(*size), path), **EXACT)
+
+
+def test_few_other_sizes_are_kept(network, monkeypatch):
+    monkeypatch.setattr(swin, "OTHERS", 2)
+    for side in (32, 36, 40, 44):
+        network(images(side, 32, batch=1))
+    attention = network.backbone.layers[0].blocks[0].attn
+    # Rows and columns of tokens: the first stage's.
+    assert list(attention._others) == list(attention.windows._others) == [(10, 8), (11, 8)]
+    assert copy.deepcopy(network)(images(40, 32)).equal(network(images(40, 32)))
+
+
 def test_images_of_another_kind_are_named(network):
-    with pytest.raises(PatternError, match=r"images: expected a tensor \[B, 3, 40, 100\]"):
-        network(images(100, 40))
+    with pytest.raises(PatternError, match=r"images: expected a tensor \[B, 3, H, W\] with B at least 1, found"):
+        network(images(100, 40)[:, :2])
+    with pytest.raises(PatternError, match="images: expected at least 32 pixels a side, found 100x31"):
+        network(images(100, 31))
 
 
 def test_text_of_its_paths(network):

@@ -5,8 +5,8 @@ Contract of a member module (a family of networks, named as its family of graphs
         ``variant`` and ``image_size`` (pixels a side, or height and width).
     ``EXCHANGED``: the family of what can be exchanged, `attentions` or `batching`; its first member is the oracle.
     ``Network(options, name)``: an `nn.Module` from images [B, 3, R, R] to logits, with its parameters under the names
-        of the official code. ``name`` is one of ``EXCHANGED.NAMES``. Networks of maps take images [B, 3, H, W] and a
-        path (`path.Path`), and return logits [B, classes, rows, columns].
+        of the official code. ``name`` is one of ``EXCHANGED.NAMES``. Networks of maps take images [B, 3, H, W] of any
+        size and a path (`path.Path`), and return logits [B, classes, rows, columns]; ``image_size`` is that of tables.
     ``adapt(state, network) -> state``: the official checkpoint's tensors under this network's own names and shapes:
         aliases dropped, position tables resized as the original code does. Tensors it does not know stay in, so that
         they are reported.
@@ -104,7 +104,7 @@ def create(
     variant : str
         Size of the network, such as ``tiny``.
     image_size : int or (int, int)
-        Pixels of a side, or height and width.
+        Pixels of a side, or height and width. Networks of maps take images of other sizes, too.
     checkpoint : str or Path, optional
         An official file (``.pth`` or ``.safetensors``). ``cached`` takes the file that timm or the official code has
         downloaded, and random weights with a warning where there is none. None draws random weights from `seed`.
@@ -310,15 +310,16 @@ def _chosen(module, family, stated):
     return name
 
 
-def check_images(images: "torch.Tensor", size: int | tuple[int, int]) -> None:
-    """Raise `PatternError` unless `images` is a floating tensor [B ≥ 1, 3, H, W]; size: of both, or (H, W)."""
+def check_images(images: "torch.Tensor", size: int | tuple[int, int] | None) -> None:
+    """Raise `PatternError` unless `images` is a floating tensor [B ≥ 1, 3, H, W]; size: of both, or (H, W), or any."""
     import torch
 
-    height, width = (size, size) if isinstance(size, int) else size
+    height, width = ("H", "W") if size is None else sides.pair(size)
     expected = f"[B, 3, {height}, {width}] with B at least 1"
     if not isinstance(images, torch.Tensor) or images.is_nested:
         raise PatternError(f"images: expected a tensor {expected}, found {arguments.shown(images)}")
-    if images.ndim != 4 or tuple(images.shape[1:]) != (3, height, width) or not len(images):
+    fits = images.ndim == 4 and images.shape[1] == 3 and len(images)
+    if not fits or (size is not None and tuple(images.shape[2:]) != (height, width)):
         raise PatternError(f"images: expected a tensor {expected}, found {list(images.shape)}")
     if not images.is_floating_point():
         raise PatternError(f"images: expected floating point, found {images.dtype}")

@@ -21,13 +21,18 @@ def checked(forward: Callable) -> Callable:
     """Of a network's ``forward(self, images)``: images are checked; on a CPU it runs in float32, whatever they come in,
     and tensors among its other arguments come along.
 
+    Networks of maps take images of any size that is not below their ``options.least``.
+
     Raises `PatternError` for images of another shape than the network's, and of another type than its weights where the
     network cannot run on them.
     """
 
     @wraps(forward)
     def run(network, images, *arguments, **named):
-        check_images(images, network.options.image_size)
+        least = getattr(network.options, "least", None)
+        check_images(images, None if least else network.options.image_size)
+        if least:
+            check_least(images, least)
         if images.is_cpu and images.dtype in precision.SIXTEEN_BITS:
             given, named = precision.widened(((images, *arguments), named))
             return functional_call(network, precision.float32(network), given, named)
@@ -40,6 +45,13 @@ def checked(forward: Callable) -> Callable:
             raise
 
     return run
+
+
+def check_least(images: torch.Tensor, least: int) -> None:
+    """Raise `PatternError` for images [B, 3, H, W] with a side below `least` pixels."""
+    height, width = images.shape[2:]
+    if height < least or width < least:
+        raise PatternError(f"images: expected at least {least} pixels a side, found {height}x{width}")
 
 
 def _explain(network, images, error):

@@ -177,22 +177,24 @@ class Network(_parameters.Counted):
     def forward(
         self, images: torch.Tensor, path: Path | str | None = None, folded: Any = None, stages: Stages | None = None
     ) -> torch.Tensor:
-        """Images [B, 3, H, W] to maps of logits.
+        """Images [B, 3, H, W] of any size to maps of logits.
 
         path: a `Path`, or its text, which a compiler does not read; None runs everything. folded: what `fold` returned
         for such a path, where the caller keeps it, for instance for compiled code, which makes it in each call
         otherwise. stages: `path.Stages` that other paths of the same images left.
 
-        Raises `PatternError` for images of another shape, `ConfigError` for a path of another network, and
+        Raises `PatternError` for images that are none or too small, `ConfigError` for a path of another network, and
         `Unavailable` with an attention that has no pattern to use.
         """
         if self.attention not in ("dense", "native"):
             raise Unavailable(f"attention {self.attention}: SegFormer's attention is dense: expected dense or native")
         path = self.path(path)
+        height, width = pixels = images.shape[2:]
         if path.scale != 1:
-            images = map_operators.resized(images, scaled(self.options.pixels, path.scale))
+            images = map_operators.resized(images, scaled((height, width), path.scale))
+            _precision.check_least(images, self.options.least)
         maps = self.decode_head(self.backbone(images, path, stages), path, folded)
-        return maps if path.scale == 1 else map_operators.resized(maps, pattern.grids(self.options.pixels)[0])
+        return maps if path.scale == 1 else map_operators.resized(maps, pattern.grids(pixels)[0])
 
     def path(self, path: Path | str | None = None) -> Path:
         """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""

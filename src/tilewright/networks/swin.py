@@ -24,6 +24,9 @@ DROPOUT = 0.1
 # What hides a key in the published form; with it a key's share is below 1e-40.
 HIDDEN = -100.0
 
+# Grids of images of other sizes than the network's whose windows are kept, of each stage.
+OTHERS = 16
+
 # Names of the Hugging Face form, in files and, since transformers 5, in memory, and what they are called here, one
 # after the other.
 _RENAMED: dict[str, vit_parts.Replacement] = {
@@ -88,10 +91,10 @@ class Network(_parameters.Counted):
     def forward(
         self, images: torch.Tensor, path: Path | str | None = None, stages: Stages | None = None
     ) -> torch.Tensor:
-        """Images [B, 3, H, W] to maps of logits. path: a `Path`, or its text; None runs everything. stages:
+        """Images [B, 3, H, W] of any size to maps of logits. path: a `Path`, or its text; None runs everything. stages:
         `path.Stages` that other paths of the same images left.
 
-        Raises `PatternError` for images of another shape, and `ConfigError` for a path of another network.
+        Raises `PatternError` for images that are none or too small, and `ConfigError` for a path of another network.
         """
         path = self.path(path)
         return self.decode_head(self.backbone(images, path, stages), path)
@@ -171,9 +174,10 @@ class _Block(nn.Module):
     def forward(self, x):
         """A map; padding follows the norm, so that its keys are the projection's bias, which unshifted windows see."""
         grid, x = x.shape[2:], map_operators.to_tokens(x)
-        windows = self.attn.windows
+        windows, attend = self.attn.at(tuple(grid))
         padded = windows.padded(map_operators.to_map(self.norm1(x), grid))
-        out = map_operators.to_map(self.attn.in_windows(map_operators.to_tokens(padded)), padded.shape[2:])
+        out = self.attn.in_windows(map_operators.to_tokens(padded), windows.site, attend)
+        out = map_operators.to_map(out, padded.shape[2:])
         x = x + map_operators.to_tokens(out[:, :, : grid[0], : grid[1]])
         return map_operators.to_map(x + self.mlp(self.norm2(x)), grid)
 
@@ -187,11 +191,29 @@ class _Attention(vit_parts.Attention):
         )
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
         self.attend = windows.site.layer()
+        # Of other grids: windows and what attends in them.
+        self._others: dict = {}
 
-    def in_windows(self, x):
-        """Tokens x [B, N, C] of the padded grid."""
-        site, table = self.windows.site, self.relative_position_bias_table
-        return site.leave(self(site.enter(x), lambda *qkv: self.attend(*qkv, lambda: F.pad(table.T, (0, 1)), (table,))))
+    def at(self, grid):
+        """Windows of a grid, and what attends in them."""
+        if grid == self.windows.tokens:
+            return self.windows, self.attend
+        if grid not in self._others:
+            windows = self.windows.of(grid)
+            _kept(self._others, grid, (windows, windows.site.layer()))
+        return self._others[grid]
+
+    def in_windows(self, x, site, attend):
+        """Tokens x [B, N, C] of the padded grid of a site."""
+        table = self.relative_position_bias_table
+        return site.leave(self(site.enter(x), lambda *qkv: attend(*qkv, lambda: F.pad(table.T, (0, 1)), (table,))))
+
+
+def _kept(others, grid, made):
+    """Keep what was made for a grid beside the latest ones."""
+    while len(others) >= OTHERS:
+        others.pop(next(iter(others)))
+    others[grid] = made
 
 
 class Windows:
@@ -201,7 +223,8 @@ class Windows:
         """grid: rows and columns of tokens. shift: by so many tokens."""
         window = pattern.WINDOW
         self.copies: dict = {}
-        self.shift = shift
+        self._others: dict = {}
+        self.shift, self.tokens = shift, tuple(grid)
         self.grid = tuple(-(-side // window) * window for side in grid)
         self._padding = [whole - side for whole, side in zip(self.grid, grid, strict=True)]
         self.site = attention_sites.Site(attention, self._graph, heads, head_dim, self.native, self._bias_index)
@@ -211,6 +234,15 @@ class Windows:
         """Plain and shifted windows."""
         make = partial(cls, grid, heads, head_dim, attention)
         return make(0), make(pattern.WINDOW // 2)
+
+    def of(self, grid: tuple[int, int]) -> "Windows":
+        """The windows of another grid; those of the latest ones are kept."""
+        if grid not in self._others:
+            site = self.site
+            made = Windows(grid, site.heads, site.head_dim, site.attention, self.shift)
+            made.site.planned = site.planned
+            _kept(self._others, grid, made)
+        return self._others[grid]
 
     def padded(self, x: torch.Tensor) -> torch.Tensor:
         """A map with zeros to the right and below."""

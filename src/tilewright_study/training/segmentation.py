@@ -184,7 +184,6 @@ def train(
     data = states.facts_of(source, sides(recipe.stages[0].sizes[0]))
     state = states.State(KIND, network, recipe, path, width=4, data=data)
     state.resume()
-    size = network.options.image_size
     step = _Step(network, source, recipe, compiled)
     network.train()
     network.set_drop_path(recipe.drop_path)
@@ -194,7 +193,6 @@ def train(
     finally:
         network.set_drop_path(0.0)
         network.eval()
-        step.sized(size)
     state.settle()
     indices = range(min(recipe.measured, source.count("train")))
     statistics.use(network, statistics.measured(network, source, "train", indices))
@@ -256,16 +254,11 @@ class _Step:
         torch.manual_seed(int(drawn.integers(2**62)))
         if self.source.count("train") < ENDLESS:
             images, labels = augmented(images, labels, drawn)
-        self.sized(tuple(images.shape[2:]))
         loss, maps = self._loss(images, labels, drawn)
         losses = []
         if self.recipe.paths and share >= self.recipe.paths.begin:
             losses = self._distilled(images, maps, self._paths(drawn))
         return loss, torch.stack(losses).mean() if losses else torch.zeros_like(loss), len(images)
-
-    def sized(self, size):
-        """Have the network take images of this size."""
-        self.network.options = msgspec.structs.replace(self.network.options, image_size=size)
 
     def warm(self):
         """Compile what is compiled, and record what is recorded, for all sizes."""
@@ -273,7 +266,6 @@ class _Step:
         for size, count in dict.fromkeys((size, images_of(stage, size)) for stage, size in asked):
             images = torch.randn(count, 3, *size, device=self.device, dtype=self.dtype)
             labels = torch.zeros(count, *size, dtype=torch.uint8, device=self.device)
-            self.sized(size)
             _, maps = self._loss(images, labels, np.random.default_rng(0))
             if self.recipe.paths:
                 with self._leaves() as weights:
