@@ -10,6 +10,7 @@ from PIL import Image
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
 from tilewright_study import scenes
 from tilewright_study.scenes import pictures, sources
+from tilewright_study.scenes.labels import voc_colours
 from tilewright_study.scenes.sources import ade20k, camvid, cityscapes
 from tilewright_study.scenes.sources import scenes as drawn_scenes
 
@@ -28,21 +29,46 @@ def make(name, folder):
     """A small data set in the layout of `name`; its labels are those of `expected`."""
     if name == "camvid":
         for split in ("train", "val", "test"):
-            for at in range(2):
+            for at in range(12 if split == "val" else 2):
                 write(folder / split / f"f{at}.{'webp' if at else 'png'}", picture(at))
                 write(folder / f"{split}annot" / f"f{at}.png", np.arange(48).reshape(6, 8) % 12)
     elif name == "ade20k":
-        for split in ("training", "validation"):
-            write(folder / "images" / split / "a.png", picture(0))
-            write(folder / "annotations" / split / "a.png", np.arange(48).reshape(6, 8) * 3)
+        for split, name in (("training", "a"), *(("validation", f"b{at}") for at in range(12))):
+            write(folder / "images" / split / f"{name}.jpg", picture(0))
+            write(folder / "annotations" / split / f"{name}.png", np.arange(48).reshape(6, 8) * 3)
         (folder / "objectInfo150.txt").write_text(
             "Idx\tRatio\tName\n" + "".join(f"{n}\t0\tthing{n}, other\n" for n in range(1, 151))
         )
     elif name == "cityscapes":
-        for split in ("train", "val"):
-            write(folder / "leftImg8bit" / split / "ulm" / "ulm_000_leftImg8bit.png", picture(0))
-            write(folder / "gtFine" / split / "ulm" / "ulm_000_gtFine_labelIds.png", np.arange(48).reshape(6, 8) % 34)
-            write(folder / "gtFine" / split / "ulm" / "ulm_000_gtFine_color.png", picture(1))
+        for split, at in (("train", 0), *(("val", at) for at in range(12))):
+            labels = folder / "gtFine" / split / "ulm" / f"ulm_{at:03}_gtFine"
+            write(folder / "leftImg8bit" / split / "ulm" / f"ulm_{at:03}_leftImg8bit.png", picture(0))
+            write(labels.with_name(f"{labels.name}_labelIds.png"), np.arange(48).reshape(6, 8) % 34)
+            write(labels.with_name(f"{labels.name}_color.png"), picture(1))
+    elif name == "voc":
+        for split, count in (("train", 1), ("val", 12)):
+            names = [f"2007_{split}{at}" for at in range(count)]
+            for each in (*names, f"other_{split}"):
+                write(folder / "JPEGImages" / f"{each}.jpg", picture(0))
+                labels = Image.fromarray((np.arange(48).reshape(6, 8) % 22).astype(np.uint8), "L")
+                labels = labels.point(lambda value: 255 if value == 21 else value).convert("P")
+                labels.putpalette(voc_colours().tobytes())
+                (folder / "SegmentationClass").mkdir(exist_ok=True)
+                labels.save(folder / "SegmentationClass" / f"{each}.png")
+            (folder / "ImageSets" / "Segmentation").mkdir(parents=True, exist_ok=True)
+            (folder / "ImageSets" / "Segmentation" / f"{split}.txt").write_text("\n".join(names) + "\n")
+    elif name == "coco_stuff":
+        values = np.array([0, 1, 10, 12, 89, 91, 181, 255])
+        for split, count in (("train2017", 1), ("val2017", 12)):
+            for at in range(count):
+                write(folder / "images" / split / f"{at:012}.jpg", picture(0))
+                write(folder / "annotations" / split / f"{at:012}.png", np.tile(values, (6, 1)))
+        (folder / "labels.txt").write_text("".join(f"{n}: thing{n}\n" for n in range(183)))
+    elif name == "own":
+        for at in range(20):
+            write(folder / "images" / f"{at}.jpg", picture(at))
+            write(folder / "labels" / f"{at}.png", np.arange(48).reshape(6, 8) % 3)
+        (folder / "data.toml").write_text('classes = ["a", "b", "c"]')
     else:
         for split in ("train", "val"):
             for at, wnid in enumerate(("n02", "n01")):
@@ -203,6 +229,89 @@ def test_cityscapes_is_read_as_published(tmp_path):
     assert labels.flatten().tolist() == wanted and len(source.classes) == 19
 
 
+@pytest.mark.filterwarnings("ignore:.*label maps have no image")
+def test_cityscapes_may_have_the_numbers_of_training(tmp_path):
+    folder = make("cityscapes", tmp_path)
+    wanted = scenes.create("cityscapes", folder=folder).whole("train", 0)[1]
+    for path in folder.glob("gtFine/*/*/*_labelIds.png"):
+        path.unlink()
+        write(path.with_name(path.name.replace("labelIds", "labelTrainIds")), wanted)
+    assert (scenes.create("cityscapes", folder=folder).whole("train", 0)[1] == wanted).all()
+
+
+def test_voc_is_read_as_published(tmp_path):
+    source = scenes.create("voc", folder=make("voc", tmp_path))
+    picture, labels = source.whole("val", 3)
+    wanted = np.arange(48).reshape(6, 8) % 22
+    assert (labels == np.where(wanted == 21, 255, wanted)).all() and picture.shape == (6, 8, 3)
+    # Those of its lists alone.
+    assert (source.count("train"), source.count("val"), len(source.classes)) == (1, 12, 21)
+    assert source.labels.colours[15].tolist() == [192, 128, 128]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("2007_val0\n2007_new\n", r"val\.txt: expected names of images .*, found 2007_new without image"),
+        (
+            "2007_val0\n2007_train0\n",
+            r"val\.txt: expected each name in one list, once, found 2007_train0",
+        ),
+        (None, r"val\.txt: no such file; expected the names of images"),
+    ],
+)
+def test_lists_that_do_not_fit_are_refused(change, message, tmp_path):
+    folder = make("voc", tmp_path)
+    path = folder / "ImageSets" / "Segmentation" / "val.txt"
+    path.unlink() if change is None else path.write_text(change)
+    with pytest.raises(ArtifactError, match=message):
+        scenes.create("voc", folder=folder)
+
+
+def test_coco_stuff_is_read_as_published(tmp_path):
+    source = scenes.create("coco_stuff", folder=make("coco_stuff", tmp_path))
+    assert len(source.classes) == 171 and source.classes[11] == "thing13" and source.classes[-1] == "thing182"
+    # Number 12 (value 11) and ten others are none.
+    assert source.whole("train", 0)[1][0].tolist() == [0, 1, 10, 11, 79, 80, 170, 255]
+    write(tmp_path / "annotations" / "train2017" / f"{0:012}.png", np.full((6, 8), 11))
+    with pytest.raises(ArtifactError, match=r"expected labels of 171 classes, found 11 in 48 pixels, the first"):
+        source.whole("train", 0)
+    (tmp_path / "labels.txt").write_text("person\n")
+    with pytest.raises(ArtifactError, match=r"labels\.txt: expected lines such as '1: person' to 182"):
+        scenes.create("coco_stuff", folder=tmp_path)
+    (tmp_path / "labels.txt").unlink()
+    assert scenes.create("coco_stuff", folder=tmp_path).classes[11] == "class 13"
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["folders", "all"])
+def test_camvid_in_colours_is_read_as_published(whole, tmp_path):
+    colours = np.array([camvid.NOTHING, *(x for name in camvid.CLASSES for x in camvid.COLOURS[name])])
+    assert len(np.unique(colours, axis=0)) == 32
+    wanted = [255, *(at for at, name in enumerate(camvid.CLASSES) for _ in camvid.COLOURS[name])]
+    named = [(split, f"{split}_{at}00000") for split in ("train", "val", "test") for at in range(12)]
+    for split, name in named:
+        images, maps = ("701_StillsRaw_full", "LabeledApproved_full") if whole else (split, f"{split}_labels")
+        write(tmp_path / images / f"{name}.png", picture(0, 4, 8))
+        write(tmp_path / maps / f"{name}_L.png", colours.reshape(4, 8, 3))
+    source = scenes.create("camvid", folder=tmp_path)
+    assert source.whole("train", 0)[1].ravel().tolist() == wanted
+    splits = ("train", "fit", "choice", "test") if whole else ("train", "val", "test")
+    assert sum(source.count(split) for split in splits) == 36
+    changed = colours.reshape(4, 8, 3).copy()
+    changed[2, 5:7] = 1, 2, 3
+    write(tmp_path / maps / f"{name}_L.png", changed)
+    with pytest.raises(ArtifactError, match=r"of 11 classes, found \(1, 2, 3\) in 2 pixels, .* row 2, column 5"):
+        [source.whole(split, at) for split in source.splits for at in range(source.count(split))]
+
+
+def test_published_validation_images_are_parted(tmp_path):
+    source = scenes.create("camvid", folder=make("camvid", tmp_path))
+    assert source.splits == ("train", "val", "test", "fit", "choice")
+    named = {split: {source.name(split, at) for at in range(source.count(split))} for split in source.splits}
+    assert named["fit"] | named["choice"] == named["val"] and not named["fit"] & named["choice"]
+    assert not named["val"] & (named["train"] | named["test"])
+
+
 def test_folders_are_classes(tmp_path):
     source = scenes.create("folder", folder=make("folder", tmp_path))
     assert source.classes == ("n01", "n02") and source.splits == ("train", "val")
@@ -231,14 +340,15 @@ def broken(name, tmp_path, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: [p.unlink() for p in (f / "trainannot").iterdir()], "expected annotations, found no image"),
+        (lambda f: [p.unlink() for p in f.glob("*annot/*")], "expected annotations .*, found no image there"),
+        (lambda f: [p.unlink() for p in f.glob("train*/*")], "expected images train/{name}, found no image"),
         (lambda f: (f / "valannot" / "f1.png").unlink(), r"f1\.webp: expected its annotation .*f1, found none"),
         (lambda f: write(f / "trainannot" / "f0.png", np.full((6, 8), 12)), "labels of 11 classes, found 12"),
         (lambda f: write(f / "trainannot" / "f0.png", np.zeros((6, 7))), "expected 8x6 labels, .*found 7x6"),
         (lambda f: write(f / "trainannot" / "f0.png", picture(0)), "in 8 bits, found mode RGB"),
         (lambda f: (f / "train" / "f0.png").write_bytes(b"what"), "expected an image, found"),
     ],
-    ids=["no annotations", "one missing", "label", "size", "mode", "damaged"],
+    ids=["no annotations", "no training", "one missing", "label", "size", "mode", "damaged"],
 )
 def test_broken_folders_are_refused(change, message, tmp_path):
     with pytest.raises(ArtifactError, match=message):
@@ -246,7 +356,7 @@ def test_broken_folders_are_refused(change, message, tmp_path):
 
 
 def test_options_are_checked(tmp_path):
-    for name in ("camvid", "ade20k", "cityscapes", "folder"):
+    for name in sorted({*sources.NAMES} - {*OPTIONS}):
         with pytest.raises(ConfigError, match="expected folder="):
             scenes.create(name)
         with pytest.raises(ArtifactError, match="no such folder"):
@@ -267,6 +377,8 @@ def test_options_are_checked(tmp_path):
         scenes.create("folder", folder=tmp_path)
     with pytest.raises(UnknownNameError, match="scenes, crops, stream"):
         scenes.create("coco")
+    with pytest.raises(UnknownNameError, match=r"source \(nor a folder\) 'coco=x'"):
+        sources.stated("coco=x")
 
 
 # Pictures as files hold them

@@ -5,6 +5,8 @@ Contract of a member module: ``create(**options)`` returns a source, an object w
     ``task``: ``maps``, a label for each pixel, or ``classes``, one for each image.
     ``splits``: names of its parts, which have no image in common.
     ``count(split) -> int``: how many images a split has.
+    ``whole(split, index) -> (picture, labels)``, of sources that read label maps: uint8 [H, W, 3] and [H, W], of the
+        file's size. ``labels``, of these, too: their `scenes.labels.Labels`.
     ``read(split, indices, size, device="cpu") -> (images, labels)``: images float32 [B, 3, H, W], normalised as
         `normalised` does; labels uint8 [B, H, W], `VOID` where there is none, or int64 [B]. size: pixels of a side, or
         (height, width). What is read follows from the arguments alone.
@@ -15,15 +17,18 @@ All raise `UnknownNameError` for a split, `PatternError` for an index or a size,
 
 from collections.abc import Sequence
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tilewright.core.errors import ConfigError, PatternError
+from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.core.registry import check, member
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAMES = ("scenes", "crops", "stream", "camvid", "ade20k", "cityscapes", "folder")
+NAMES = ("scenes", "crops", "stream", "own", "camvid", "ade20k", "cityscapes", "voc", "coco_stuff", "folder")
+# Published layouts of images with label maps.
+LABELLED = ("camvid", "ade20k", "cityscapes", "voc", "coco_stuff")
 # Label of pixels that have none.
 VOID = 255
 # Mean and standard deviation of red, green and blue over ImageNet, in 0..1: what published networks expect.
@@ -54,6 +59,16 @@ def create(name: str, **options) -> Source:
     if unknown := [option for option in options if option not in known]:
         raise ConfigError(f"source {name}: unknown option {unknown[0]!r}; known: {', '.join(known)}")
     return module.create(**options)
+
+
+def stated(text: str) -> Source:
+    """The source that a text states: ``NAME``, ``NAME=FOLDER``, or the ``FOLDER`` of one's own. Raises as `create`."""
+    name, equals, folder = text.partition("=")
+    if name in NAMES:
+        return create(name, **({"folder": folder} if equals else {}))
+    if not Path(text).is_dir():
+        raise UnknownNameError("source (nor a folder)", text, NAMES)
+    return create("own", folder=text)
 
 
 def normalised(pictures: "Tensor") -> "Tensor":

@@ -5,7 +5,7 @@ classes count from 1. Their names are those of ``FOLDER/objectInfo150.txt``, whe
 """
 
 from tilewright.core.errors import ArtifactError
-from tilewright_study.scenes import sources
+from tilewright_study.scenes import labels
 from tilewright_study.scenes.sources import _files
 
 CLASSES = 150
@@ -14,22 +14,30 @@ CLASSES = 150
 def create(folder=None):
     """Images of a folder. Raises `ConfigError` and `ArtifactError`."""
     folder = _files.folder_of(folder, "ADE20K (ADEChallengeData2016)")
-    found = {}
-    for split, named in (("train", "training"), ("val", "validation")):
-        places = (folder / kind / named for kind in ("images", "annotations"))
-        found[split] = _files.pairs(*places, lambda stem: stem)
-    labels = {0: sources.VOID, **{label + 1: label for label in range(CLASSES)}}
-    return _files.Labelled(_names(folder / "objectInfo150.txt"), found, _files.table(labels))
+    named = folder / "objectInfo150.txt"
+    data = labels.made(
+        named,
+        classes=_names(named),
+        values=tuple(range(1, CLASSES + 1)),
+        ignore=(0,),
+        images="images/{split}/{name}",
+        labels="annotations/{split}/{name}",
+        splits={"train": "training", "val": "validation"},
+    )
+    return _files.source(data, folder)
 
 
 def _names(path):
-    """Names of the classes: the last column, of which the first of several words counts."""
+    """Names of the classes: the last column, of which the first of several words counts, where it is one of a class."""
     if not path.is_file():
-        return [f"class {label + 1}" for label in range(CLASSES)]
+        return tuple(f"class {label + 1}" for label in range(CLASSES))
     try:
         rows = path.read_text(encoding="utf-8").splitlines()[1 : CLASSES + 1]
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{path}: expected names of classes in UTF-8, found others: {error}") from None
     if len(rows) < CLASSES:
         raise ArtifactError(f"{path}: expected a line of headings and {CLASSES} classes, found {len(rows)} of these")
-    return [row.split("\t")[-1].split(",")[0].strip() for row in rows]
+    names = [row.split("\t")[-1].strip() for row in rows]
+    first = [name.split(",")[0] for name in names]
+    # Two are called screen.
+    return tuple(name if first.count(short) > 1 else short for name, short in zip(names, first, strict=True))
