@@ -1,4 +1,5 @@
-"""A network on a folder of labelled images: how many it names right, with each of its attentions, and how fast."""
+"""A network on a folder of images: how many it names right, with each of its attentions, and how fast; for one that
+labels pixels see `map_evaluation`."""
 
 import csv
 import io
@@ -21,8 +22,13 @@ COLUMNS = (
 )
 
 
-def run(model, data, checkpoint, attention, split, count, batch, classes, device, dtype, output, set):
+def run(
+    model, data, checkpoint, attention, split, count, batch, classes, device, dtype, output, set, side=None,
+    window=None, stride=None, paths=(),
+):  # fmt: skip
     """Evaluate the network `model` on the images of a folder; see ``evaluate.py --help``.
+
+    side, window, stride, paths: of a network that labels pixels, see `map_evaluation.rows_of`.
 
     data: a folder of folders, one for each class. attention: names of the network's attentions, or of a DeiT's
     batchings; none for all. count: of the images at most, evenly spread over the split, None for all. classes: a file
@@ -33,7 +39,7 @@ def run(model, data, checkpoint, attention, split, count, batch, classes, device
     # Here, so that the settings of `cli` come before torch.
     import torch
 
-    from tilewright_study import scenes
+    from tilewright_study import map_evaluation, scenes
 
     registry.check("dtype", dtype, DTYPES)
     for name, number in (("batch", batch), ("count", count)):
@@ -41,11 +47,24 @@ def run(model, data, checkpoint, attention, split, count, batch, classes, device
             raise ConfigError(f"--{name}: expected at least 1, found {number}")
     facts, place = devices.describe(device), devices.facts(device).TORCH_DEVICE
     family, options = networks.parse(model, settings(set, ("attention", "batching", "checkpoint")))
-    if family in MAPS:
-        raise ConfigError(f"--model: expected a network that names classes, found {model}, which labels pixels")
     what, known = networks.exchanged(family)
     for name in attention:
         registry.check(what, name, known)
+    of_maps = {"side": side, "window": window, "stride": stride, "paths": paths}
+    if family in MAPS:
+        if classes is not None:
+            raise ConfigError(f"--classes: expected none, since the data name the classes of {model}, found {classes}")
+        how = {"attention": attention, "split": split or "test", "count": count, "batch": batch, **of_maps}
+        stated = {"model": model, "data": data, "checkpoint": checkpoint, "device": device, "dtype": dtype}
+        rows = []
+        for found in map_evaluation.rows_of(family, options, **stated, **how):
+            print("\n".join(map_evaluation.shown(found)), flush=True)
+            rows += found
+        _write(output, map_evaluation.COLUMNS, rows)
+        return
+    if stray := [name for name, value in of_maps.items() if value]:
+        raise ConfigError(f"--{stray[0]}: expected a network that labels pixels, found {model}, which names classes")
+    split = split or "val"
     source = scenes.create("folder", folder=data)
     indices = _spread(source.count(split), count)
     rows, first = [], None
@@ -78,9 +97,14 @@ def run(model, data, checkpoint, attention, split, count, batch, classes, device
         print("weights: random, for there is no checkpoint; the shares are those of chance")
     if all(row["status"] != "ok" for row in rows):
         raise Unavailable(f"{model}: expected an attention that runs here, found none: {rows[0]['reason']}")
+    _write(output, COLUMNS, rows)
+
+
+def _write(output, columns, rows):
+    """Write rows as CSV, where an output is asked for."""
     if output is not None:
         text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         artifacts.write_text(output, text.getvalue())

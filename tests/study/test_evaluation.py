@@ -128,7 +128,7 @@ def test_damaged_images_are_named_and_left_out(data, checkpoint, tmp_path, capsy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "segformer-b0-64"], "expected a network that names classes, found segformer-b0-64"),
+        (["--model", "segformer-b0-64"], r"data: expected a file data\.toml or data\.json that names its classes"),
         (["--model", "vit-64"], "unknown network 'vit-64'"),
         ([*MODEL, "--attention", "magic"], "unknown attention 'magic'"),
         ([*MODEL, "--split", "rest"], "unknown split 'rest'"),
