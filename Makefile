@@ -1,7 +1,7 @@
 # make setup      create .venv with the pinned packages and this checkout, and config/schema.json
 # make reproduce  the default study, to figures/ and results/report.html
 # make reproduce-all  with it, all else that runs on a CPU: config/all.yaml
-# make smoke      one figure from its pattern to its picture, in build/smoke
+# make smoke      one figure from its pattern to its picture, in build/smoke, and what it proves
 # make record     DEVICE=h200 MINUTES=28: run config/h200.yaml on this machine, or go on, and record its rows as expected/h200
 # make test       the test-suite; it installs diffusers in build/hosts, or finds it in $TILEWRIGHT_HOSTS
 # make test-all   with it, what takes minutes: the workflow on a SLURM of one node, which is installed where that can be
@@ -43,6 +43,7 @@ reproduce-all: setup
 
 smoke: setup
 	$(BIN)/snakemake --cores all --directory build/smoke --configfile config/smoke.yaml -- figures/speedup.svg
+	@$(BIN)/python workflow/scripts/prove.py --inputs build/smoke/results/logs/*/*.csv build/smoke/results/logs/*/*/*.csv --figure build/smoke/figures/speedup.svg
 
 MINUTES ?= 28
 record: setup
