@@ -49,7 +49,7 @@ MINUTES ?= 28
 record: setup
 	$(BIN)/python workflow/scripts/record.py --device $(DEVICE) --minutes $(MINUTES) $(if $(OVERLAYS),--overlays $(OVERLAYS))
 
-TEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+TEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 test: setup
 	$(TEST)
 

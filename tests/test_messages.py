@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,12 @@ def text_of(node):
     return None
 
 
-CALLS = {
-    path: [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)] for path in SOURCES
-}
+@cache
+def calls():
+    """``{path: calls}`` of all modules."""
+    return {
+        path: [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)] for path in SOURCES
+    }
 
 
 def name_of(call):
@@ -40,7 +44,7 @@ def name_of(call):
 
 def messages(path):
     """``(place, text)`` of the errors and warnings of a module, and of help texts."""
-    for call in CALLS[path]:
+    for call in calls()[path]:
         given = [*call.args, *(each.value for each in call.keywords if each.arg in ("help", "description", "epilog"))]
         adds = name_of(call) in ("add", "add_argument", "add_parser")
         if RAISED.match(name_of(call)) or name_of(call) in WARNS or adds:
@@ -49,35 +53,38 @@ def messages(path):
                     yield f"{path.relative_to(ROOT)}:{call.lineno}", text
 
 
-ALL = [found for path in SOURCES for found in messages(path)]
+@cache
+def texts():
+    """``(place, text)`` of all modules."""
+    return [found for path in SOURCES for found in messages(path)]
 
 
 def test_messages_are_found():
-    assert len(ALL) > 1000
+    assert len(texts()) > 1000
 
 
 def test_a_message_is_short():
-    assert [(place, text) for place, text in ALL if len(text.split()) > MOST_WORDS] == []
+    assert [(place, text) for place, text in texts() if len(text.split()) > MOST_WORDS] == []
 
 
 def test_a_message_has_no_history_and_no_private_words():
-    assert [(place, text) for place, text in ALL if re.search(rf"\b({BANNED})\b", text)] == []
+    assert [(place, text) for place, text in texts() if re.search(rf"\b({BANNED})\b", text)] == []
 
 
 def test_a_message_says_what_was_found():
     # What was found stands in front of what was expected, or behind it.
     found = re.compile(r"\{\}.*expected|expected.*\b(found|missing)\b|no such file")
-    assert [(place, text) for place, text in ALL if "expected" in text and not found.search(text)] == []
+    assert [(place, text) for place, text in texts() if "expected" in text and not found.search(text)] == []
 
 
 def test_a_shape_is_expected_by_the_names_of_its_dimensions():
-    assert [(place, text) for place, text in ALL if re.search(r"expected shape [^(\[{]", text)] == []
+    assert [(place, text) for place, text in texts() if re.search(r"expected shape [^(\[{]", text)] == []
 
 
 def test_an_option_has_a_help_text():
     bare = [
         (str(path), ast.unparse(call))
-        for path, called in CALLS.items()
+        for path, called in calls().items()
         for call in called
         if name_of(call) in ("add", "add_argument")
         and call.args
