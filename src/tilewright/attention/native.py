@@ -12,7 +12,7 @@ They are timed beside the tiles (`times`), chosen by `schedule.choose`, and exec
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -66,28 +66,16 @@ _TURNS, _FAR = 3, 4
 _LONGER = _EFFORT | {"max_seconds": 0.15}
 
 
-def _unlike(*_: Any) -> bool:
-    return False
-
-
-# Before the first call, see `Executor.known`.
-NOTHING_KNOWN: tuple[Callable, Any, bool] = _unlike, None, False
 _ALL: "weakref.WeakSet[Executor]" = weakref.WeakSet()
 
 
 def _forget() -> None:
     """In a fork, calls run on one core: `in_any_state` says why."""
     for each in _ALL:
-        each.known = NOTHING_KNOWN
+        each.known, each.joint = backends.NOTHING_KNOWN, backends.NO_JOINT
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-class Unprepared:
-    """In place of an `Executor` before the first call."""
-
-    known = NOTHING_KNOWN
 
 
 @dataclass(frozen=True)
@@ -391,9 +379,8 @@ class Executor:
     masks: ItemMasks | None = None
     mask: Tensor | None = None
     on_gpu: bool = False
-    # Whether tensors are like those of the last call, which were checked; the call of such; whether its result may
-    # have the layout of the queries, where the heads of a token do not stand side by side.
-    known: tuple[Callable, Any, bool] = field(init=False, repr=False, default=NOTHING_KNOWN)
+    known: backends.Known = field(init=False, repr=False, default=backends.NOTHING_KNOWN)
+    joint: backends.Joint = field(init=False, repr=False, default=backends.NO_JOINT)
 
     def __post_init__(self) -> None:
         """Calls may be known from now on."""
@@ -449,7 +436,7 @@ class Executor:
         _, call, as_queries = self.ready(q, k, v)
         return qkv.by_token(call(q, k, v)) if as_queries else call(q, k, v)
 
-    def ready(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Callable, Any, bool]:
+    def ready(self, q: Tensor, k: Tensor, v: Tensor) -> backends.Known:
         """What is `known` of such tensors. Raises `PatternError` or `DeviceError` for tensors other than planned."""
         known = self.known
         # To compare layouts takes a tenth of the time of the checks, which is a third of that of a small call.
@@ -457,6 +444,13 @@ class Executor:
             self._check(q, k, v)
             self.known = known = qkv.same_layout(q, k, v), *self._prepared(q, k, v)
         return known
+
+    def join(self, x: Tensor) -> None:
+        """Make calls with the queries, keys and values of `x` known as those with itself, see `backends.Executor`."""
+        heads = self.heads
+        _, call, as_queries = self.ready(*qkv.split(x, heads))
+        if not as_queries:
+            self.joint = qkv.same_layout(x), lambda x: call(*qkv.split(x, heads)).transpose(1, 2).flatten(2)
 
     def _check(self, q, k, v):
         sizes: dict[str, Any] = {"heads": self.heads, "head_dim": self.head_dim, "dtype": self.dtype}

@@ -340,10 +340,8 @@ class Plan:
         self._prepared: dict[tuple[bool, int, bool], Any] = {}
         # Of the last values of a bias that a call gave: these, and the executor with them.
         self._valued: dict[tuple[bool, int, bool], tuple[torch.Tensor, Any]] = {}
-        # By `ordered`, the executor of the last call of torch's own attention.
-        self._called: dict[bool, native.Executor | native.Unprepared] = dict.fromkeys(
-            (False, True), native.Unprepared()
-        )
+        # By `ordered`, the executor of the last call, where it knows of its calls.
+        self._called: dict[bool, Any] = dict.fromkeys((False, True), backends.Unprepared())
         self._digest: str | None = None
         self._bytes: torch.Tensor | None = None
         self._name = operators.register(self)
@@ -386,13 +384,12 @@ class Plan:
         """
         # A compiler guards what is asked of it.
         compiled = torch.compiler.is_dynamo_compiling()
-        watched = compiled or operators.watched(q)
-        if not watched and bias is None and (ordered is False or ordered is True):
-            # Of tensors that are alike all is known: that none needs a gradient, too.
+        if not compiled and bias is None and (ordered is False or ordered is True) and operators.forward_level() < 0:
+            # Of tensors that are alike all is known: that none needs a gradient, and that nobody watches, too.
             like, call, _ = self._called[ordered].known
-            if like(q, k, v):
-                return call(q, k, v)
-        if watched:
+            if like(q, k, v) and (out := call(q, k, v)) is not None:
+                return out
+        if compiled or operators.watched(q):
             if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
                 raise _no_tensors(q, k, v)
             # Compilers hold the digest for a constant, and guard what they compile by it, as it is read behind. What is
@@ -408,12 +405,50 @@ class Plan:
         if recorded:
             return operators.differentiated(q, k, v, self._name, ordered, bias)
         executor = self._executor(q, ordered, bias)
-        if not isinstance(executor, native.Executor):
-            return executor(q, k, v)
-        ready = executor.ready(q, k, v)
         if bias is None:
+            self._remember(ordered, executor)
+        return executor.ready(q, k, v)[1](q, k, v) if isinstance(executor, native.Executor) else executor(q, k, v)
+
+    def _remember(self, ordered, executor):
+        """From now on, what `executor` knows of its calls is asked first."""
+        if self._called[ordered] is not executor and hasattr(executor, "known"):
             self._called = self._called | {ordered: executor}
-        return ready[1](q, k, v)
+
+    def of_projection(self, x: torch.Tensor, *, ordered: bool = False) -> torch.Tensor:
+        """Attention of the queries, keys and values that one projection of tokens makes, at less cost for the host.
+
+        Parameters
+        ----------
+        x : Tensor
+            [B, N, 3 H D], queries first.
+        ordered : bool
+            As in a call.
+
+        Returns
+        -------
+        Tensor
+            [B, N, H D].
+
+        Raises
+        ------
+        PatternError, DeviceError
+            As a call.
+        """
+        compiled = torch.compiler.is_dynamo_compiling()
+        if not compiled and (ordered is False or ordered is True) and operators.forward_level() < 0:
+            like, call = self._called[ordered].joint
+            if like(x) and (out := call(x)) is not None:
+                return out
+        if not isinstance(x, torch.Tensor) or x.ndim != 3 or x.shape[2] != 3 * self.heads * self.head_dim:
+            width = 3 * self.heads * self.head_dim
+            raise PatternError(f"x: expected a tensor [B, N, {width}], found {arguments.shown(x)}")
+        x = x.contiguous()
+        out = self(*qkv.split(x, self.heads), ordered=ordered)
+        if not (compiled or operators.watched(x) or operators.records(x, x, x)):
+            join = getattr(self._called[ordered], "join", None)
+            if join is not None and x.numel():
+                join(x)
+        return out.transpose(1, 2).flatten(2)
 
     def with_bias(self, bias: Bias | torch.Tensor | None) -> "Plan":
         """This plan with another bias, and the same order, blocks and schedule.
@@ -507,7 +542,14 @@ class Plan:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ordered: bool, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The call behind the registered operator. The executor, prepared once for each device, checks and executes."""
-        return self._executor(q, ordered, bias)(q, k, v)
+        if bias is not None:
+            return self._executor(q, ordered, bias)(q, k, v)
+        like, call, as_queries = self._called[ordered].known
+        if not as_queries and like(q, k, v) and (out := call(q, k, v)) is not None:
+            return out
+        executor = self._executor(q, ordered)
+        self._remember(ordered, executor)
+        return executor(q, k, v)
 
     def _executor(self, q, ordered, bias=None, tiles=False):
         """What runs a call; tiles: of the work list, whatever the schedule runs."""

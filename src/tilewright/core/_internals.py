@@ -23,6 +23,7 @@ from torch._C import (
 )
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _AutoDispatchBelowAutograd as below_autograd
+from torch._C import _is_any_autocast_enabled as any_autocast
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_depth
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -39,7 +40,7 @@ from torch._guards import TracingContext
 from torch._library.utils import get_layout_constraint_tag
 from torch.autograd import forward_ad
 
-__all__ = ["below_autograd", "dispatch_depth", "empty_strided_cuda", "is_tracing", "transforms_active"]
+__all__ = ["any_autocast", "below_autograd", "dispatch_depth", "empty_strided_cuda", "is_tracing", "transforms_active"]
 
 _LOG = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable)

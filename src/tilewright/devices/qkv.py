@@ -72,9 +72,14 @@ def _told_apart(tensors):
     """`tensors`, with a view in place of each that came before: no comparison takes one twice."""
     seen, found = set(), []
     for x in tensors:
-        found.append(x.view(x.shape) if id(x) in seen else x)
+        found.append(x.view(x.shape) if id(x) in seen and isinstance(x, torch.Tensor) else x)
         seen.add(id(x))
     return found
+
+
+def split(x: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values [B, H, N, D] of what one projection makes of tokens, [B, N, 3 H D]: views."""
+    return x.view(x.shape[0], x.shape[1], 3, heads, x.shape[2] // (3 * heads)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def empty(q: torch.Tensor, n_queries: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -202,6 +202,9 @@ class Attention(_Changed):
             raise PatternError(f"sparse attention: expected no attention dropout in training, found {self.attn_drop.p}")
         sparse, form = self._sparse, self._known()
         grid, ordered = sparse.call()
+        if form.plain and rope is None and shared_rel_pos_bias is None:
+            out = sparse.attention.of_projection(self.qkv(x), grid, ordered=ordered)
+            return self.proj_drop(self.proj(out))
         q, k, v = _projected(self, form, x)
         if rope is not None:
             rope = sparse.rotations(rope, grid, ordered)
@@ -244,15 +247,17 @@ class _Form(NamedTuple):
     # A bias of its own, or of the model's.
     table: bool
     shared: bool
+    # Nothing of all this but one projection.
+    plain: bool
 
     @classmethod
     def of(cls, layer: Any, shared: bool) -> "_Form":
         """The form of a layer. shared: whether the model has a bias of all layers."""
 
         def has(name):
-            return getattr(layer, name, None) is not None
+            return not isinstance(getattr(layer, name, None), torch.nn.Identity | None)
 
-        return cls(
+        found = cls(
             head_dim=_head_dim(layer),
             fused=has("qkv"),
             biases=has("q_bias"),
@@ -262,7 +267,9 @@ class _Form(NamedTuple):
             groups=getattr(layer, "num_kv_groups", 1),
             table=has("relative_position_bias_table"),
             shared=shared,
+            plain=False,
         )
+        return found._replace(plain=found[1:] == (True, False, False, False, False, 1, False, False, False))
 
 
 class _State:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tilewright.attention import backends
 from tilewright.attention.blocks import Blocks
 from tilewright.attention.blocks.tiles import Tile
 from tilewright.attention.cuda import bias_values, config, tile_kernel, tile_lists
@@ -27,6 +28,7 @@ from tilewright.attention.units import Units
 from tilewright.core.errors import PatternError
 from tilewright.devices import qkv
 from tilewright.devices.cuda import launcher, tape
+from tilewright.devices.cuda.launcher import ALIGNED
 
 # Values of a bias are read from their table in each call, where it is on the device.
 READS_TABLES = True
@@ -230,8 +232,12 @@ class Executor:
 
     rounds: the `Launch` of each round, in order. incomplete: some query has no key. source: what it was prepared from.
     table: values of a bias in place of those, see `Valued`; base: itself. backward: what differentiates it, once that
-    was asked for; preparing: a lock to hold while it is made.
+    was asked for; preparing: a lock to hold while it is made. known, joint: of tensors that were launched on
+    directly, see `backends`.
     """
+
+    known: backends.Known = backends.NOTHING_KNOWN
+    joint: backends.Joint = backends.NO_JOINT
 
     def __init__(
         self,
@@ -255,7 +261,8 @@ class Executor:
         self._own: Sequence | None = None if any(launch.tiled for launch in self.launches) else ()
         self._stream = launcher.current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
-        # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches, the layout).
+        # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches, the layout,
+        # its call by `backends.Known`).
         self._known, self._lock = launcher.recent(), Lock()
         self._of_tables = tape.Calls(device, self._with_table)
 
@@ -293,8 +300,10 @@ class Executor:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         # A kernel is compiled for the alignment of its tensors; batches are many, and found at once so.
         key = (self._stream(), at_q & 15, at_k & 15, at_v & 15, q.numel())
-        for same, empty, launches, _ in self._known.get(key):
+        for same, empty, launches, _, call in self._known.get(key):
             if launches and same(q, k, v):
+                if call is not None and table is None:
+                    self.known = same, call, False
                 out = empty()
                 if self.incomplete:
                     out.zero_()
@@ -358,8 +367,48 @@ class Executor:
         launches = tuple(itertools.chain(*found))
         if not launcher.capturing() and not any(same(q, k, v) for same, *_ in self._known.get(key)):
             launches = () if None in launches else launches
-            self._known.add(key, (qkv.same_layout(q, k, v), qkv.empty_like_result(out), launches, layout))
+            empty = qkv.empty_like_result(out)
+            plain = launches and tiles is self._own and not any(key[1:4])
+            call = _of_three(self._again(key[0], empty, launches)) if plain else None
+            self._known.add(key, (qkv.same_layout(q, k, v), empty, launches, layout, call))
         return out
+
+    def join(self, x: Tensor) -> None:
+        """Make launches on the queries, keys and values of `x` known as those on itself, see `backends.Executor`."""
+        on, step = self._stream(), self.heads * self.head_dim * x.itemsize
+        at = (x.data_ptr() + i * step for i in range(3))
+        key = (on, *(each & (ALIGNED - 1) for each in at), x.numel() // 3)
+        given = qkv.split(x, self.heads)
+        found = next((each for each in self._known.get(key) if each[4] is not None and each[0](*given)), None)
+        if found is not None:
+            empty = qkv.empty_like_result(x.new_empty((*x.shape[:2], x.shape[2] // 3)))
+            launch = self._again(on, empty, found[2])
+            self.joint = qkv.same_layout(x), lambda x: launch(at := x.data_ptr(), at + step, at + 2 * step)
+
+    def _again(self, on, empty, launches):
+        """``callable(addresses of q, k, v)``: the result on the stream `on`, None elsewhere. It does not hold this."""
+        stream, incomplete, index = self._stream, self.incomplete, self.device.index if self._several else None
+        # Of the bias that it was planned with.
+        at_tiles = [x.data_ptr() for x in self._own or ()]
+
+        def launched(at_q, at_k, at_v):
+            if (at_q | at_k | at_v) & (ALIGNED - 1) or stream() != on:
+                return None
+            if index is not None and torch.cuda.current_device() != index:
+                return None
+            out = empty()
+            if incomplete:
+                out.zero_()
+            at_out = out.data_ptr()
+            for launch in launches:
+                launch(at_q, at_k, at_v, at_out, *at_tiles)
+            return out
+
+        return launched
+
+
+def _of_three(launch):
+    return lambda q, k, v: launch(q.data_ptr(), k.data_ptr(), v.data_ptr())
 
 
 class Valued:
