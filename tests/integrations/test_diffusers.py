@@ -319,6 +319,47 @@ def test_memory_of_kept_lists_is_bounded():
         net(**given)
 
 
+@pytest.mark.parametrize("family", ["wan", "cogvideox-5b"])
+@torch.no_grad()
+def test_compiled_layers_are_compiled_once_for_all_settings_steps_and_branches(family):
+    torch._dynamo.reset()
+    net, given = network(family)
+    compiled, _ = network(family)
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    for block in getattr(compiled, "blocks", None) or compiled.transformer_blocks:
+        block.compile(backend=count, fullgraph=True, dynamic=False)
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for share in (0.3, 0.5, 0.2):
+            stated = {**FEW, "keep": share, "budget": share}
+            for steps in (None, STEPS):
+                attention = adapter.register(**stated, steps=steps)
+                found = [run_of(each, given, range(3)) for each in (net, compiled)]
+                assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+                # Of both networks: layers, branches and steps.
+                assert attention.calls["slices"] == 2 * 2 * 2 * 3
+            if share == 0.3:
+                made = len(graphs)
+    assert len(graphs) == made <= 4
+    assert all("slices_named" in graph for graph in graphs)
+
+
+def run_of(net, given, steps):
+    """What a network gives at some steps, with the prompt and without."""
+    found = []
+    with adapter.denoising(net) as run:
+        for step in steps:
+            for branch in ("cond", "uncond"):
+                with net.cache_context(branch):
+                    found.append(net(**given)[0])
+            run.step_end(None, step, None, {})
+    return found
+
+
 @torch.no_grad()
 def test_what_a_network_cannot_have_is_refused_and_it_stays_as_it_was():
     net, given = network("flux")
@@ -347,6 +388,10 @@ def test_what_a_network_cannot_have_is_refused_and_it_stays_as_it_was():
         attention = adapter.register(**ALL, first=hosts.TEXT)
         with adapter.denoising(net):
             assert torch.allclose(net(**given)[0], expected, atol=1e-5) and attention.calls == {"slices": 2}
+            with pytest.raises(
+                ConfigError, match=r"^name: expected a backend outside of denoising, found 'tilewright_sl"
+            ):
+                adapter.register(**FEW)
     assert not net._forward_pre_hooks and torch.equal(net(**given)[0], expected)
 
 

@@ -1,5 +1,6 @@
 """Slices in place of torch's attention, in modules of others."""
 
+import copy
 import sys
 
 import pytest
@@ -272,3 +273,13 @@ def test_a_missing_diffusers_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers.models", None)
     with pytest.raises(Unavailable, match="diffusers cannot be imported"):
         diffusers.register()
+
+
+def test_a_copy_is_called_by_its_own_name():
+    q, k, v = draw()
+    attention = sdpa.Slices(**ALL)
+    other = copy.deepcopy(attention)
+    call = torch.compile(lambda *given: other(*given) + 0, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(call(q, k, v), attention(q, k, v))
+    assert attention.calls == other.calls == {"slices": 1} and other.settings == attention.settings

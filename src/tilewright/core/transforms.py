@@ -33,10 +33,12 @@ BARE = "_bare"
 DIRECT = "_direct"
 
 
-def define(lib: library.Library, schema: str, kernel: Callable, fake: Callable) -> None:
+def define(
+    lib: library.Library, schema: str, kernel: Callable, fake: Callable, tags: tuple[torch.Tag, ...] = ()
+) -> None:
     """Define the operator ``tilewright::<schema>`` of `lib`, with its `kernel` for tensors of all devices.
 
-    fake: returns memory of the form of the results, for compilers.
+    fake: returns memory of the form of the results, for compilers. tags: what else these know of it.
     """
     name = schema.partition("(")[0]
 
@@ -54,7 +56,7 @@ def define(lib: library.Library, schema: str, kernel: Callable, fake: Callable) 
         return fake(*given, **named)
 
     for each in name, name + BARE:
-        lib.define(schema.replace(name, each, 1), tags=(torch.Tag.pt2_compliant_tag,))
+        lib.define(schema.replace(name, each, 1), tags=(torch.Tag.pt2_compliant_tag, *tags))
         lib.impl(each, untransformed, "CompositeExplicitAutograd")
         lib.impl(each, lambda *given: _under_transforms(name, given), "FuncTorchDynamicLayerFrontMode")
         library.register_fake(f"tilewright::{each}", fake if each == name else compiled_fake, lib=lib)

@@ -7,6 +7,7 @@ them, also those whose class does not go through the dispatcher, and knows their
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from operator import attrgetter
@@ -29,6 +30,8 @@ TESTED = "0.35, 0.40 and 0.42"
 # Names that were entered here, and backends by them.
 _entered: set[str] = set()
 _registered: dict[str, Slices] = {}
+# Contexts of `denoising` by names.
+_followed: Counter[str] = Counter()
 # Networks of a pipeline that denoise.
 PARTS = "transformer", "transformer_2"
 # How a backend says that it takes tokens of several processes.
@@ -66,12 +69,18 @@ def register(name: str = "tilewright_slices", **settings: Any) -> Any:
     Raises
     ------
     ConfigError
-        For settings that are unknown or out of range, and for a name that diffusers uses.
+        For settings that are unknown or out of range, for a name that diffusers uses, and inside of `denoising` by it.
     Unavailable
         Without diffusers, or with a version whose dispatcher does not call what is entered.
     """
-    attention = Slices(**settings)
-    dispatch = _dispatch()
+    attention, dispatch = Slices(**settings), _dispatch()
+    if (known := _registered.get(name)) is not None:
+        if _followed[name]:
+            raise ConfigError(f"name: expected a backend outside of denoising, found {name!r}, which is inside")
+        # The same one: code that is compiled calls it by any settings.
+        known._set(attention.settings)
+        known.calls.clear()
+        return known
 
     def attend(
         query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False,
@@ -161,7 +170,11 @@ def denoising(pipe: Any, name: str = "tilewright_slices") -> Iterator[Denoising]
         return leave
 
     with following(attention, networks, pipe, choose) as run:
-        yield run
+        _followed[name] += 1
+        try:
+            yield run
+        finally:
+            _followed[name] -= 1
 
 
 def _processors(network):

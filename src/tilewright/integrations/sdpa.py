@@ -5,13 +5,15 @@ Slices are for self-attention of many tokens: as many queries as keys, head dims
 causal mask, and no mask but one that leaves out the last keys of a clip, or of its text, as those of padded prompts.
 """
 
+import itertools
 import math
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,7 +25,11 @@ from torch.overrides import TorchFunctionMode
 from tilewright import slices
 from tilewright.core import _internals, arguments
 from tilewright.core.errors import ConfigError
+from tilewright.core.operators import records
 from tilewright.core.precision import cast
+from tilewright.core.transforms import transformed
+from tilewright.devices import qkv
+from tilewright.slices import operators
 from tilewright.slices import settings as slice_settings
 from tilewright.slices.backends import EXECUTORS
 from tilewright.slices.layout import HEAD_DIMS
@@ -32,6 +38,9 @@ Number = slice_settings.Number
 # Tokens that attend to all keys and that all queries list: those from a first one to before an end.
 Range = tuple[Number, Number]
 DTYPES = torch.float32, torch.float16, torch.bfloat16
+# Attention that compiled code calls, by name.
+_NAMED: "weakref.WeakValueDictionary[str, Slices]" = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()
 
 
 class Settings(slice_settings.Stepped, frozen=True, forbid_unknown_fields=True):
@@ -91,7 +100,8 @@ class Slices:
     Attributes
     ----------
     calls : Counter
-        How many calls went by ``"slices"``, and how many to torch for which reason.
+        How many calls went by ``"slices"``, and how many to torch for which reason. Not those that a CUDA graph
+        replays, and of compiled code not those to torch because of their shapes or types.
 
     Raises
     ------
@@ -112,6 +122,8 @@ class Slices:
     def __init__(self, **settings: Settings):
         """settings: of `Settings`. Raises `ConfigError`."""
         self._set(_settings(settings))
+        self._name = f"slices {next(_NUMBERS)}"
+        _NAMED[self._name] = self
         # What a host says of the network that calls: its text, and where it is; None where nobody says anything.
         self.stated_dense: Dense | None = None
         self.place: Place | None = None
@@ -155,8 +167,15 @@ class Slices:
         `ConfigError` for log-sum-exps of a call with a mask or dropout that slices are not for.
         """
         q, k, v = cast(query, key, value)
-        reason = self._unfit(q, k, v, attn_mask, dropout_p, is_causal, scale)
-        self.calls[reason or "slices"] += 1
+        reason = _unlike(q, k, v, dropout_p, is_causal)
+        if not torch.compiler.is_compiling():
+            reason = reason or self._unfit(q, k, v, attn_mask, scale)
+            self.calls[reason or "slices"] += 1
+        elif reason is None and parts == 1 and own == slice(None) and not _looked_into(q, k, v):
+            # Settings, counts and places are of the run: there would be code for each.
+            return self._by_name(q, k, v, attn_mask, scale, lse)
+        else:
+            reason = reason or self._unfit(q, k, v, attn_mask, scale)
         if reason is None:
             return self._attend(q, k, v, attn_mask, scale, lse, parts, own)
         query = query if own == slice(None) else query[:, :, own]
@@ -169,6 +188,19 @@ class Slices:
 
     def _set(self, settings):
         self.settings, self._stated = settings, settings.stated
+        # What a host does in a call, or waits for, no CUDA graph replays.
+        self._on_host = settings.steps is not None or settings.check
+
+    def __reduce__(self) -> tuple:
+        # A copy has a name of its own.
+        return _copied, (self.settings,)
+
+    def _by_name(self, q, k, v, mask, scale, lse):
+        """`both` as compiled code calls it."""
+        if lse:
+            return torch.ops.tilewright.slices_named_lse(q, k, v, mask, scale, self._name, [])
+        by = torch.ops.tilewright.slices_named_on_host if self._on_host else torch.ops.tilewright.slices_named
+        return by(q, k, v, mask, scale, self._name, []), None
 
     @contextmanager
     def using(self, **changes: Any) -> "Iterator[Slices]":
@@ -194,7 +226,7 @@ class Slices:
             mask = mask[:, :, :1]
             lengths = lengths_of(mask if index is None else mask.index_select(3, index[0])).expand(len(q))
         if index is not None:
-            q, k, v = (x.index_select(2, index[0]) for x in (q, k, v))
+            q, k, v = (_taken(x, index[0]) for x in (q, k, v))
         if own == slice(None):
             out, sums = self._by_lists(q, k, v, lengths, scale, lse, text=(first, last))
             place = None if index is None else index[1]
@@ -216,7 +248,7 @@ class Slices:
             at = np.searchsorted(of_text, places) + hi - lo
             place = torch.from_numpy(np.where(np.isin(places, video), places - lo, at)).to(q.device)
         if place is not None:
-            out, sums = (None if x is None else x.index_select(2, place) for x in (out, sums))
+            out, sums = _taken(out, place), None if sums is None else sums.index_select(2, place)
         return out, sums
 
     def _by_lists(self, q, k, v, lengths, scale, lse, **ends):
@@ -258,27 +290,13 @@ class Slices:
             )
         return Dense(settings.first, settings.last, settings.dense)
 
-    def _unfit(self, q, k, v, mask, dropout_p, is_causal, scale):
-        """Why slices are not for a call, or None."""
-        if not all(isinstance(x, torch.Tensor) and not x.is_nested and x.ndim == 4 for x in (q, k, v)):
-            return "dimensions"
-        if not q.shape == k.shape == v.shape:
-            return "queries and keys differ"
-        if not q.numel():
-            return "no tokens"
+    def _unfit(self, q, k, v, mask, scale):
+        """Why slices by these settings are not for a call that is not `_unlike` them, or None."""
         if q.shape[2] < self.settings.tokens:
             return "few tokens"
         dense = self.dense
         if q.shape[2] <= dense.first + dense.last:
             return "text alone"
-        if q.shape[3] not in HEAD_DIMS:
-            return "head dim"
-        if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype or any(x.stride(3) != 1 for x in (q, k, v)):
-            return "types or strides"
-        if q.device.type not in EXECUTORS or not q.device == k.device == v.device:
-            return "device"
-        if dropout_p or is_causal:
-            return "dropout or causal mask"
         if mask is not None and not _of_keys(mask, q, dense.pairs):
             return "mask"
         if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
@@ -286,7 +304,7 @@ class Slices:
         if scale is not None and self.place is not None and not math.isclose(scale, q.shape[3] ** -0.5):
             return "scale"
         # Steps keep lists, and estimates that have no gradient.
-        if self.place is not None and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        if self.place is not None and records(q, k, v):
             return "gradient"
         return None if _internals.forward_level() < 0 else "gradient"
 
@@ -298,9 +316,9 @@ class Slices:
 
     def attach(self, module: Any) -> Any:
         """Take the place of torch's function in calls of `module`. Returns a handle, whose ``remove()`` ends it."""
-        before = module.register_forward_pre_hook(self._enter)
+        before = module.register_forward_pre_hook(_internals.uncompiled(self._enter))
         # After an error, too.
-        after = module.register_forward_hook(self._leave, always_call=True)
+        after = module.register_forward_hook(_internals.uncompiled(self._leave), always_call=True)
         return _Handle(before, after)
 
     def _enter(self, *_):
@@ -336,6 +354,51 @@ class _Replacing(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _unlike(q, k, v, dropout_p, is_causal):
+    """Why slices are not for a call, whatever the settings are, or None."""
+    if not all(isinstance(x, torch.Tensor) and not x.is_nested and x.ndim == 4 for x in (q, k, v)):
+        return "dimensions"
+    if not q.shape == k.shape == v.shape:
+        return "queries and keys differ"
+    if not q.numel():
+        return "no tokens"
+    if q.shape[3] not in HEAD_DIMS:
+        return "head dim"
+    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype or any(x.stride(3) != 1 for x in (q, k, v)):
+        return "types or strides"
+    if q.device.type not in EXECUTORS or not q.device == k.device == v.device:
+        return "device"
+    return "dropout or causal mask" if dropout_p or is_causal else None
+
+
+def _looked_into(q, k, v):
+    """Whether a compiler has to see what a call does: its gradients, or all of an exported program."""
+    return records(q, k, v) or transformed() or torch.compiler.is_exporting()
+
+
+def _copied(settings):
+    """`Slices` of the same settings."""
+    return Slices(**msgspec.structs.asdict(settings))
+
+
+def _named(_, q, k, v, mask, scale, name, lse=False):
+    """A call of compiled code, in the memory that its fake promises."""
+    out, sums = _NAMED[name].both(q, k, v, mask, scale=scale, lse=lse)
+    out = qkv.by_token(out)
+    return out if sums is None else (out, sums.contiguous())
+
+
+def _fake_named(_, q, *given, lse=False):
+    out = qkv.empty(q, q.shape[2])
+    return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
+
+
+_GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, str name"
+operators.define("named", _GIVEN, "Tensor", _named, _fake_named)
+operators.define("named_lse", _GIVEN, "(Tensor, Tensor)", partial(_named, lse=True), partial(_fake_named, lse=True))
+operators.define("named_on_host", _GIVEN, "Tensor", _named, _fake_named, (torch.Tag.cudagraph_unsafe,))
 
 
 def _settings(given):
@@ -400,6 +463,11 @@ def arranged(n: int, first: int, last: int, ranges: tuple[Range, ...], masked: b
         ends = n - int(rest.sum()), 0
     order = place[order]
     return Order(ends, None if (order == np.arange(n)).all() else order)
+
+
+def _taken(x, tokens):
+    """Some tokens of x [B, H, N, D], whose heads lie side by side: what is read and written is in one piece."""
+    return x.transpose(1, 2).index_select(1, tokens).transpose(1, 2)
 
 
 @_internals.constant

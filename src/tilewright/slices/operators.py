@@ -34,14 +34,16 @@ def executor(layout: Layout, device: torch.device) -> "Executor":
     return import_module(EXECUTORS[device.type]).Executor(layout, device)
 
 
-def define(name: str, arguments: str, result: str, call: Callable, fake: Callable) -> None:
+def define(
+    name: str, arguments: str, result: str, call: Callable, fake: Callable, tags: tuple[torch.Tag, ...] = ()
+) -> None:
     """Define ``tilewright::slices_<name>``. call, fake: ``callable(layout, *arguments)``, None for an empty layout."""
 
     def taking_list(function):
         return lambda *given: function(Layout(*given[-1]) if given[-1] else None, *given[:-1])
 
     schema = f"slices_{name}({arguments}, int[] layout) -> {result}"
-    transforms.define(_LIBRARY, schema, taking_list(call), taking_list(fake))
+    transforms.define(_LIBRARY, schema, taking_list(call), taking_list(fake), tags)
 
 
 def fake_lists(layout: Layout, like: Tensor, *_: Any) -> Lists:
