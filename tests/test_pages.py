@@ -184,7 +184,7 @@ GIVEN = {
     "docs/parallel.md": lambda _: ["needs processes: tests/slices and tests/networks"] * 4,
     "docs/pushmem.md": of_push_memories,
     "docs/ragged.md": of_packed_batches,
-    "docs/scenes.md": lambda _: [{}, {}],
+    "docs/scenes.md": lambda _: [{}, {}, {}],
     "docs/slices.md": of_slices,
     "docs/video.md": of_videos,
 }

@@ -377,7 +377,7 @@ def test_options_are_checked(tmp_path):
         scenes.create("folder", folder=tmp_path)
     with pytest.raises(UnknownNameError, match="scenes, crops, stream"):
         scenes.create("coco")
-    with pytest.raises(UnknownNameError, match=r"source \(nor a folder\) 'coco=x'"):
+    with pytest.raises(UnknownNameError, match="unknown source 'coco=x'; known: scenes"):
         sources.stated("coco=x")
 
 

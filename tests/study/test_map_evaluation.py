@@ -90,14 +90,14 @@ def test_it_is_what_is_defined(how, data, network, tmp_path, capsys):
     flags = {
         "whole": [],
         "original": ["--side", "original"],
-        "windows": ["--side", "original", "--window", 32, "--stride", 20, "--batch", 3],
+        "windows": ["--side", 48, "--window", 32, "--stride", 20, "--batch", 3],
     }[how]
     with torch.inference_mode():
         for index in range(len(SIZES)):
             picture, labels = source.whole("test", index)
             image = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
-            if how == "whole":
-                scale = 32 / min(labels.shape)
+            if how != "original":
+                scale = (32 if how == "whole" else 48) / min(labels.shape)
                 size = [round(scale * side) for side in labels.shape]
                 image = F.interpolate(image, size, mode="bilinear", antialias=True)
             image = sources.normalised(image)
@@ -128,6 +128,14 @@ def test_paths_and_few_images_are_evaluated(data, tmp_path, capsys):
     assert "whole images" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("size", "stride"), [((40, 70), 20), ((32, 64), 32), ((33, 90), 7)])
+def test_logits_of_windows_are_means(size, stride, network):
+    image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        found = map_evaluation.windowed(network, image, None, (32, 32), stride, batch=4)
+        torch.testing.assert_close(found, windows(network, image, 32, stride), atol=1e-5, rtol=1e-5)
+
+
 def test_long_images_are_four_shorter_sides_long(network):
     image = map_evaluation.image_of(network, np.zeros((64, 640, 3), np.uint8), 64)
     assert image.shape == (1, 3, 32, 256)
@@ -143,7 +151,7 @@ def test_long_images_are_four_shorter_sides_long(network):
         (["--classes", "x.txt"], "--classes: expected none"),
         (["--set", "num_classes=4"], "--data: expected 4 classes of the network, found 3"),
         (["--data", "scenes"], "--data: expected a folder of images and label maps, found scenes"),
-        (["--data", "none"], r"unknown source \(nor a folder\) 'none'"),
+        (["--data", "none"], "unknown source 'none'; known: scenes.*, a folder with data.toml"),
         (["--model", "deit-tiny-32", "--stride", "3"], "--stride: expected a network that labels pixels"),
     ],
     ids=str,

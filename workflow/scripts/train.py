@@ -6,6 +6,7 @@ python workflow/scripts/train.py --network segformer-b0-512 --output weights.saf
 from tilewright import devices
 from tilewright.core import flags
 from tilewright_study.cli import parser_for, script
+from tilewright_study.scenes.sources import LABELLED
 from tilewright_study.stages.train import run
 from tilewright_study.training import RECIPES
 
@@ -19,7 +20,11 @@ add(
     metavar="FILE",
     help="weights to write, .safetensors, or in parts .index.json; an unfinished training continues",
 )
-add("--data", default="scenes", help="scenes, camvid=FOLDER, ade20k=FOLDER or cityscapes=FOLDER (default: scenes)")
+add(
+    "--data",
+    default="scenes",
+    help=f"scenes, a folder with data.toml, or NAME=FOLDER of {', '.join(LABELLED)} (default: scenes)",
+)
 add("--recipe", default="plain", help=f"{', '.join(RECIPES)}, or a recipe as JSON or a JSON file (default: plain)")
 add("--minutes", type=flags.seconds, help="end after this time in minutes; compilation is not counted")
 add("--steps", type=flags.count, help="end after this number of steps")

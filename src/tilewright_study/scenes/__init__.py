@@ -5,6 +5,6 @@ of moving photographs, and their latents. `drawing`: objects over photographs, w
 function of its arguments and seed alone. `sources`: images with labels by name, drawn or read; `create` makes one.
 """
 
-from tilewright_study.scenes.sources import NAMES, create
+from tilewright_study.scenes.sources import NAMES, create, named, stated
 
-__all__ = ["NAMES", "create"]
+__all__ = ["NAMES", "create", "named", "stated"]

@@ -33,7 +33,7 @@ def run(case, table, output, device, stated):
     place = devices.facts(device).TORCH_DEVICE
     rows = front([entry for entry in tables.read(table) if entry.rung == chosen.rungs[0]])
     kept = [rows[at] for at in np.linspace(len(rows) - 1, 0, min(PATHS, len(rows))).round().astype(int)]
-    source = scenes.create(chosen.data)
+    source = scenes.stated(chosen.data)
     family, options = networks.parse(chosen.network.network)
     network = networks.create(family, checkpoint=chosen.network.file, num_classes=len(source.classes), **options)
     network = network.to(place).eval()

@@ -15,7 +15,7 @@ def run(
 ):  # fmt: skip
     """Train the network of a name; see ``train.py --help``.
 
-    output: weights to write. data: a source, ``NAME`` or ``NAME=FOLDER``. recipe: a name of `segmentation.RECIPES`, a
+    output: weights to write. data: a source, as `scenes.stated` takes it. recipe: a name of `segmentation.RECIPES`, a
     JSON file, or JSON. minutes, steps, seed: instead of the recipe's, or None. size, batch: one stage of images of this
     side, so many a step, instead of the recipe's stages, or None. start: weights to go on from, or None. log: CSV of
     the steps, scores: JSON of how well the network does, each or None. judged: images of a split that it is judged by.
@@ -24,6 +24,7 @@ def run(
     """
     # Here, so that the settings of `cli` come before torch.
     from tilewright import networks
+    from tilewright_study import scenes
     from tilewright_study.training import segmentation
 
     chosen = segmentation.read_recipe(recipe)
@@ -38,7 +39,7 @@ def run(
         chosen = _changed(chosen, seed=seed)
     devices.describe(device)
     place = devices.facts(device).TORCH_DEVICE
-    source = _source(data)
+    source = scenes.stated(data)
     family, options = networks.parse(network)
     made = networks.create(family, seed=chosen.seed, num_classes=len(source.classes), **options)
     if start is not None:
@@ -69,13 +70,6 @@ def _changed(recipe, **stated):
         return msgspec.convert(msgspec.to_builtins(recipe) | stated, type(recipe))
     except msgspec.ValidationError as error:
         raise ConfigError(f"{', '.join(stated)}: {error}") from None
-
-
-def _source(data):
-    from tilewright_study import scenes
-
-    name, _, folder = data.partition("=")
-    return scenes.create(name, **({"folder": folder} if folder else {}))
 
 
 def _judged(network, source, count, show, path=None):

@@ -31,6 +31,7 @@ from tilewright.masks import segformer as pattern
 from tilewright.networks import map_operators, segformer
 from tilewright.networks.path import scaled
 from tilewright.paths import statistics
+from tilewright_study.scenes.labels import Labels
 from tilewright_study.scenes.sources import VOID
 from tilewright_study.training import _graphs, _loop, states
 from tilewright_study.training.states import Number, Positive, Share
@@ -197,6 +198,7 @@ def train(
     indices = range(min(recipe.measured, source.count("train")))
     statistics.use(network, statistics.measured(network, source, "train", indices))
     header = {"seconds": f"{state.seconds:.1f}", "images": str(round(sum(x[2].item() for x in state.told)))}
+    header["labels"] = states.text(Labels(source.classes, getattr(getattr(source, "labels", None), "palette", ())))
     state.keep(path, _saved, **header)
     if done:
         state.path.unlink(missing_ok=True)
@@ -516,6 +518,12 @@ def _check(network, source, recipe):
                 )
             if (count := images_of(stage, sides(size))) > MOST:
                 raise ConfigError(f"stages: expected at most {MOST} images a step, found {count}")
+
+
+def labels_of(path) -> Labels | None:
+    """The classes of weights that were trained here, with their colours; None of others. Raises `ArtifactError`."""
+    header = states.header_of(path, KIND)
+    return msgspec.json.decode(header["labels"], type=Labels) if header and "labels" in header else None
 
 
 def start(network, path):

@@ -48,7 +48,7 @@ class Network(sections.Section, frozen=True):
 class Values(sections.Section, frozen=True):
     """What a network may have other values of.
 
-    data: scenes, or another source of tilewright_study.scenes with labels
+    data: scenes, a folder with data.toml, or NAME=FOLDER of another source of tilewright_study.scenes with label maps
     bases: what is planned for, as the text of a path behind its blocks, such as scale=0.75; "" is the full path
     alone: further such texts, whose path with all blocks is measured, and not planned for
     rungs: trained, with the weights as they are; statistics, with those of the batch norm of each path
@@ -115,7 +115,7 @@ class Section(Values, frozen=True):
 
 def _check_values(place, values):
     """Raise `ConfigError` for unknown names and for numbers out of range in a `Section` or `Settings`."""
-    sections.known(f"{place}.data", "source", [values.data], scenes.NAMES)
+    sections.at(f"{place}.data", scenes.named, values.data)
     sections.selection(f"{place}.bases", values.bases)
     sections.distinct(f"{place}.alone", (*values.bases, *values.alone))
     sections.selection(f"{place}.rungs", values.rungs)
@@ -245,7 +245,7 @@ def modules(row, device):
         family, _ = networks.parse(row["network"])
         own.append(f"tilewright.networks.{family}")
     if row.get("data"):
-        own.append(f"tilewright_study.scenes.sources.{row['data']}")
+        own.append(f"tilewright_study.scenes.sources.{scenes.named(row['data'])}")
     return own
 
 

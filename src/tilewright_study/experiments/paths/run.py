@@ -41,7 +41,7 @@ class Bench:
         stated, how = self.settings.network, self.how
         self.device = devices.describe(how.device)
         place = devices.facts(how.device).TORCH_DEVICE
-        self.source = scenes.create(self.settings.data)
+        self.source = scenes.stated(self.settings.data)
         family, options = networks.parse(stated.network)
         classes = len(self.source.classes)
         made = networks.create(family, checkpoint=stated.file, num_classes=classes, **options)

@@ -78,7 +78,7 @@ def _layers(row):
     """Layers of the full path of a row's network."""
     family, options = networks.parse(row["network"])
     side = options["image_size"]
-    classes = len(scenes.create(row["data"]).classes)
+    classes = len(scenes.stated(row["data"]).classes)
     pixels = (side, side) if isinstance(side, int) else tuple(side)
     stated = SimpleNamespace(variant=options["variant"], pixels=pixels, num_classes=classes)
     stages, *knobs = row["path"].split()

@@ -63,12 +63,16 @@ def create(name: str, **options) -> Source:
 
 def stated(text: str) -> Source:
     """The source that a text states: ``NAME``, ``NAME=FOLDER``, or the ``FOLDER`` of one's own. Raises as `create`."""
-    name, equals, folder = text.partition("=")
-    if name in NAMES:
-        return create(name, **({"folder": folder} if equals else {}))
-    if not Path(text).is_dir():
-        raise UnknownNameError("source (nor a folder)", text, NAMES)
-    return create("own", folder=text)
+    name, (before, equals, folder) = named(text), text.partition("=")
+    return create(name, **({"folder": folder if before == name else text} if equals or before != name else {}))
+
+
+def named(text: str) -> str:
+    """The name of the source that a text states, see `stated`. Raises `UnknownNameError`."""
+    name, _, _ = text.partition("=")
+    if name not in NAMES and not Path(text).is_dir():
+        raise UnknownNameError("source", text, (*NAMES, "a folder with data.toml"))
+    return name if name in NAMES else "own"
 
 
 def normalised(pictures: "Tensor") -> "Tensor":
