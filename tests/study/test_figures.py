@@ -22,8 +22,9 @@ from tilewright_study import config, experiments, figures, provenance, tables
 from tilewright_study.baselines import packed, sparse
 from tilewright_study.experiments.attention import figure_pattern as masks
 from tilewright_study.figures import _palette, _quoted, _style
+from tilewright_study.measure import rows as _rows
 from tilewright_study.report import page
-from tilewright_study.tables import _read, _select
+from tilewright_study.tables import _read, _select, claims
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -1053,3 +1054,41 @@ def test_a_contender_looks_the_same_whoever_else_is_in_a_figure(name, study, tmp
         found.append(looks(drawn(name, study, [tmp_path / f"{number}.csv"])))
     for one in found:
         assert all(one[label] == other[label] for other in found for label in one.keys() & other.keys())
+
+
+@pytest.mark.parametrize("name", [name for name in experiments.NAMES if hasattr(experiments.member(name), "recorded")])
+def test_the_rows_that_recorded_runs_keep_show_the_same(name, study, tmp_path):
+    module = experiments.member(name)
+    rows = [row for path in experiments.files(name, study) for row in _rows.read(path, experiments.row_types())[1]]
+    kept = module.recorded(rows)
+    assert 0 < len(kept) < len(rows)
+    for folder, own in (("all", rows), ("kept", kept), ("less", kept[::2])):
+        _rows.write(tmp_path / folder / "rows.csv", module.Row, own)
+    lists = [ROOT / _select.CLAIMS, ROOT / "expected/aims.csv", *(ROOT / path for path in _select.PAPERS)]
+    shown = [(claims.table, lists, pd.DataFrame.to_csv)]
+    for family, names, make, said in (
+        (tables, module.TABLES, "table", pd.DataFrame.to_csv),
+        (figures, module.FIGURES, "draw", lambda drawn: texts(drawn) + str(extents(drawn))),
+    ):
+        for each in names:
+            needed = family.needs(each, study)
+            papers = [ROOT / path for path in needed if path.startswith("expected/")]
+            # The figure `scene` reads pictures.
+            if experiments.files(name, study)[0] in needed:
+                shown.append((getattr(family.member(each), make), papers, said))
+    for make, further, said in shown:
+        with _style.context():
+            every, same = (said(make([*further, tmp_path / folder / "rows.csv"])) for folder in ("all", "kept"))
+        assert every == same, make.__module__
+    # That more is missing shows.
+    table = tables.member(module.TABLES[0]).table
+    papers = [ROOT / path for path in tables.needs(module.TABLES[0], study) if path.startswith("expected/")]
+    every, less = (table([*papers, tmp_path / folder / "rows.csv"]).to_csv() for folder in ("all", "less"))
+    assert every != less
+
+
+def extents(figure):
+    """Where the lines of a figure go."""
+    from matplotlib.lines import Line2D
+
+    return [line.get_xydata().tolist() for line in figure.findobj(Line2D)]

@@ -138,3 +138,17 @@ def test_nothing_but_a_recorded_run_is_replaced(checkout):
     (checkout / "expected/box").mkdir(parents=True)
     with pytest.raises(ConfigError, match="expected a recorded run to take the place of, found another folder"):
         record.run("box", [], 1, checkout)
+
+
+def test_rows_and_digits_that_nobody_reads_are_not_kept(tmp_path):
+    facts = {"commit": COMMIT, "time": "2026-11-29T12:00:00+00:00", "app": "blur"}
+    rows = [{"kind": "push", "version": "1", "part": part, "tiles": "12", **facts} for part in ("whole", "live")]
+    empty = dict.fromkeys(experiments.member("push").Row.columns(), "")
+    rows = [empty | row | {"occupancy": "0.123456789", "last_cycle": "1234567", "map_s": "0.5"} for row in rows]
+    record.write(tmp_path / "box", {"push": rows}, {})
+    ((row,), said) = (
+        _rows.read(tmp_path / "box/push.csv", experiments.row_types())[1],
+        json.loads((tmp_path / "box" / record.RUN).read_text()),
+    )
+    assert (row["part"], row["occupancy"], row["last_cycle"], row["map_s"]) == ("whole", "0.123457", "1234567", "0.5")
+    assert said["rows"] == 1 and said["not_kept"] == {"push": 1}

@@ -29,6 +29,8 @@ member, whose import stays light (no torch):
     ``sources(settings) -> paths``, of a member whose cases may read files of the user's own: those files.
     ``NAMED``, ``remark(row)``: how the log calls a row, a format of its columns, and what it says of one that passed,
         None for nothing; without it, its time and its error.
+    ``recorded(rows) -> rows``, of a member with rows that no table, figure or claim reads: those that a recorded run
+        keeps.
     ``ON_HOST = True``, of a member that runs on the host's processors whatever device the study is for; ``TIMES =
         False``, of one of these that times nothing, and so may run beside others.
     ``TABLES``, ``FIGURES``: names of those in its folder, in the order in which they are shown.

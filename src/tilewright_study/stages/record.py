@@ -2,6 +2,7 @@
 
 ``run`` measures what is missing in build/record/<device>, most wanted first, and writes expected/<device>/ of all that
 is there: ``<experiment>.csv`` and ``run.json``, which says what the rows are of and which cases were left out, and why.
+Rows that no table, figure or claim reads are counted and not kept, and numbers have `DIGITS`.
 """
 
 import json
@@ -29,6 +30,8 @@ VERSION = 1
 FACTS = ("commit", "device", "cores", "driver", "torch", "triton", "numpy")
 # In the folder of a run: what its calls asked for, and the minutes of each.
 CALLS = "calls.json"
+# Significant digits of a number: what is timed scatters by more than the last one.
+DIGITS = 6
 # Seconds that a job has to write the rows so far when time is up.
 PATIENCE = 60
 
@@ -90,16 +93,33 @@ def collect(work, target, asked, failed=(), minutes=()):
 
 
 def write(target, rows, stated):
-    """Write `rows`, ``{experiment: rows}``, and `RUN`, with what is `stated` beside their own facts."""
+    """Write those of `rows`, ``{experiment: rows}``, that are kept, and `RUN`, with what is `stated` beside their own
+    facts and how many were not kept."""
+    measured = {name: len(own) for name, own in rows.items()}
+    rows = {name: kept(name, own) for name, own in rows.items()}
+    apart = {name: measured[name] - len(own) for name, own in rows.items() if len(own) < measured[name]}
     new = target.with_name(f"{target.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     for name, own in rows.items():
         _rows.write(new / f"{name}.csv", experiments.member(name).Row, own)
     found = facts([row for own in rows.values() for row in own])
-    found |= {"experiments": {name: facts(own) for name, own in rows.items()}, **stated}
+    found |= {"experiments": {name: facts(own) for name, own in rows.items()}, "not_kept": apart, **stated}
     artifacts.write_json(new / RUN, KIND, VERSION, found)
     shutil.rmtree(target, ignore_errors=True)
     new.rename(target)
+
+
+def kept(name, rows):
+    """Those of an experiment's `rows`, texts as read, that it wants `recorded`, in `DIGITS`."""
+    module = experiments.member(name)
+    numbers = module.Row.numbers()
+    chosen = module.recorded(rows) if hasattr(module, "recorded") else rows
+    return [row | {column: _rounded(row[column]) for column in numbers if row[column]} for row in chosen]
+
+
+def _rounded(text):
+    """A number in `DIGITS`, unless that is longer."""
+    return text if text.isdecimal() else min(text, repr(float(f"{float(text):.{DIGITS}g}")), key=len)
 
 
 def facts(rows):

@@ -272,6 +272,19 @@ def texts(options, stated):
     return [parse(f"{full} {knobs}".strip(), options) for knobs in stated]
 
 
+def recorded(rows):
+    """All but random sets and earlier proposals: of these, those that are promised, those beside which predicted times
+    are judged, and the timed ones of a base all of whose sets were measured."""
+    whole = {(row["case"], row["rung"], row["base"]) for row in rows if row["part"] == "every"}
+    return [
+        row
+        for row in rows
+        if row["part"] not in ("drawn", "seen", "earlier")
+        or row["promise_us"]
+        or (row["p50_us"] and (row["part"] == "seen" or (row["case"], row["rung"], row["base"]) in whole))
+    ]
+
+
 def remark(row):
     """What the log says of a row that passed."""
     seen = next((f"mIoU {row[split]:.3f}" for split in ("test", "choice", "fit") if row.get(split) is not None), "")

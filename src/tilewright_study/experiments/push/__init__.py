@@ -205,6 +205,11 @@ def run(case, settings, how):
             yield shared | at | {"part": "port", "side": port["kind"], "name": port["name"]}
 
 
+def recorded(rows):
+    """What a program takes in all."""
+    return [row for row in rows if row["part"] == "whole"]
+
+
 def remark(row):
     """What the log says of a row that passed."""
     return f"{row['tiles']} tiles, last output in cycle {row['last_cycle']}" if row["part"] == "whole" else None

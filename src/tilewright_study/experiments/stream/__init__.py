@@ -15,6 +15,8 @@ TABLES = ("stream",)
 FIGURES = ("stream",)
 
 TRACES = ("uniform", "steps", "contended")
+# Whose frames the figure shows.
+DRAWN = "closed"
 CONTENDERS = ("closed", "target", "open", "full", "fixed", "static", "joint", "oracle")
 
 
@@ -210,6 +212,19 @@ def size(case, settings):
     """Numbers that a case holds: scenes, and the network's activations."""
     height, width = pixels(settings.network)
     return 4 * height * width * (settings.scenes + 64)
+
+
+def recorded(rows):
+    """All but frames: of these, those that the figure shows, of the last network, and one of each static network."""
+    last, seen, kept = rows[-1]["case"], set(), []
+    for row in rows:
+        name = (row["case"], row["contender"], row["path"])
+        drawn = row["contender"] == DRAWN and row["case"] == last
+        first = row["contender"] == "static" and name not in seen
+        seen.add(name)
+        if not row["frame"] or drawn or first:
+            kept.append(row)
+    return kept
 
 
 def remark(row):

@@ -8,12 +8,11 @@ the path that ran. The oracle knows how long each path takes.
 
 import numpy as np
 
-from tilewright_study.experiments.stream import table_stream
+from tilewright_study.experiments.stream import DRAWN, table_stream
 from tilewright_study.figures import _palette, _style
 from tilewright_study.tables import _read
 
-SHOWN = "closed"
-# Who its misses are held against, the first that was run.
+# Who the misses of `DRAWN` are held against, the first that was run.
 _OTHERS = {"full": "the best path alone", "fixed": "one path for all"}
 # Percent that an axis shows at least, also where no budget was missed.
 LEAST = 1.0
@@ -37,7 +36,7 @@ def draw(inputs):
     drawn = _style.figure(1.2 + (0.55 + 0.21 * len(names)) * len(traces))
     shape = {"width_ratios": (2.2, 1, 1), "squeeze": False}
     for (over, missed, seen), (trace, own) in zip(drawn.subplots(len(traces), 3, **shape), traces, strict=True):
-        one = frames[(frames["trace"] == trace) & (frames["contender"] == SHOWN)]
+        one = frames[(frames["trace"] == trace) & (frames["contender"] == DRAWN)]
         over.set_title(f"{trace}, {own['frames'].max():,.0f} frames", loc="left")
         if len(one):
             _frames(over, one)
@@ -68,9 +67,9 @@ def _finding(found):
     """The share of budgets that paths with a controller miss, and that of running always the same one."""
     shares = found.groupby("contender")["missed"].agg(["min", "max"])
     other = next((name for name in _OTHERS if name in shares.index), None)
-    if SHOWN not in shares.index or other is None:
+    if DRAWN not in shares.index or other is None:
         return "Frames with budgets: what is missed and seen"
-    said = [" to ".join(dict.fromkeys(f"{100 * value:.1f}" for value in shares.loc[name])) for name in (SHOWN, other)]
+    said = [" to ".join(dict.fromkeys(f"{100 * value:.1f}" for value in shares.loc[name])) for name in (DRAWN, other)]
     return f"Paths with a controller miss {said[0]} % of budgets, {_OTHERS[other]} {said[1]} %"
 
 
