@@ -114,7 +114,7 @@ def replays(call):
 
 @pytest.mark.parametrize(
     "of_bias, dtype, n",
-    [(True, torch.float32, MANY), (True, torch.float16, N), (True, torch.bfloat16, N), (False, torch.float32, MANY)],
+    [(True, torch.float32, MANY), (True, torch.bfloat16, N), (False, torch.float32, N)],
 )
 def test_steps_made_again_are_those_of_the_usual_way(launched, of_bias, dtype, n):
     call, other = prepared(seeing(n)), prepared(seeing(n))
@@ -135,9 +135,7 @@ def test_steps_made_again_are_those_of_the_usual_way(launched, of_bias, dtype, n
         assert names.count("tilewright_spread_peaks") == 1
 
 
-@pytest.mark.parametrize(
-    "units", [Units("head", H, (1, 0)), Units("image", H, (0, 1)), Units("both", H, (0, 1, 1, 0))], ids=lambda x: x.by
-)
+@pytest.mark.parametrize("units", [Units("image", H, (0, 1)), Units("both", H, (0, 1, 1, 0))], ids=lambda x: x.by)
 def test_steps_of_several_patterns(launched, units):
     found = [seeing(), seeing()]
     found[1][3:9, 10:30] = True
@@ -176,7 +174,8 @@ def misaligned(x):
     return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
 
 
-@pytest.mark.parametrize("which", range(5))
+# The table, a token and the gradient.
+@pytest.mark.parametrize("which", [0, 3, 4])
 def test_misaligned_tensors_go_the_usual_way(launched, which):
     call = prepared()
     given = [table_of(1), *tokens(1)]

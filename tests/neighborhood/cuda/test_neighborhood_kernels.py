@@ -20,7 +20,7 @@ KIND = torch.float16 if GPU else torch.float32
 CASES = {
     "whole chunks and a rest": ((5, 6, 7), {"window": 3}, Form((2, 2, 4), 0, 16), {}),
     "one chunk, runs, extra keys": ((19, 8), {"window": 5, "stride": 2}, Form((4, 4), 0, 16, run=2), {"extra": 3}),
-    "two rests": ((6, 8, 7), {"window": (3, 4, 4)}, Form((4, 2, 2), 0, 32), {"dim": 24}),
+    "two rests": ((6, 8, 7), {"window": (3, 4, 4)}, Form((4, 2, 2), 0, 32), {"dim": 24, "batch": 1}),
     "dilation, few heads": ((9, 8), {"window": 4, "dilation": 2}, Form((4, 4), 1, 16), {"heads": (2, 1), "values": 32}),
     "causal in one axis, no scale": (
         (5, 6), {"window": (3, 5), "stride": (2, 1), "causal": (True, False)}, Form((4, 4), 0, 16), {"scale": -0.3},
@@ -28,7 +28,9 @@ CASES = {
     "cut": ((7, 6, 5), {"window": (4, 3, 5), "stride": (3, 1, 1), "border": "cut"}, Form((2, 2, 4), 1, 16), {}),
     "a sequence": ((70,), {"window": 33}, Form((16,), 0, 16, run=2), {"extra": 2}),
     "a causal sequence": ((45,), {"window": 11, "dilation": 3, "causal": True}, Form((16,), 0, 16), {}),
-    "more rows and columns than bits": ((3, 40, 5), {"window": (1, 35, 3)}, Form((1, 16, 1), 0, 16), {}),
+    "more rows and columns than bits": (
+        (3, 40, 5), {"window": (1, 35, 3)}, Form((1, 16, 1), 0, 16), {"batch": 1},
+    ),
 }  # fmt: skip
 
 
@@ -36,13 +38,13 @@ def drawn(*shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(TRITON_DEVICE, KIND)
 
 
-def tensors(grid, heads=(1, 1), dim=16, values=None, extra=0, **_):
+def tensors(grid, heads=(1, 1), dim=16, values=None, extra=0, batch=2, **_):
     """``(q, k, v, extra keys and values or None)``; q and k are views of one projection where they can be."""
     (h, g), values = heads, values or dim
-    q, k, v = drawn(2, *grid, h, dim, seed=0), drawn(2, *grid, g, dim, seed=1), drawn(2, *grid, g, values, seed=2)
+    q, k, v = (drawn(batch, *grid, *own, seed=at) for at, own in enumerate(((h, dim), (g, dim), (g, values))))
     if h == g:
-        q, k = drawn(2, *grid, 2, h, dim, seed=0).unbind(-3)
-    return q, k, v, (drawn(2, extra, g, dim, seed=3), drawn(2, extra, g, values, seed=4)) if extra else None
+        q, k = drawn(batch, *grid, 2, h, dim, seed=0).unbind(-3)
+    return q, k, v, (drawn(batch, extra, g, dim, seed=3), drawn(batch, extra, g, values, seed=4)) if extra else None
 
 
 def made(grid, options):
