@@ -579,7 +579,7 @@ def test_another_gpu_than_the_current_one_is_refused(dense, monkeypatch):
 SIDES = st.integers(1, 40) | st.integers(100, 200)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(SIDES, SIDES, st.integers(0, 99), st.sampled_from(["auto", "none"]))
 def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
     dense = np.random.default_rng(seed).random((n_q, n_k)) < 0.4
@@ -704,15 +704,11 @@ print(planned.digest())
 """
 
 
-@pytest.mark.parametrize("bias", ["none", "table"])
-def test_a_strictly_exported_program_finds_its_plan_in_another_process(tmp_path, dense, planned, bias):
-    if bias == "table":
-        # By tensors of torch, as networks do.
-        planned = planned.with_bias(
-            api.Bias(
-                torch.randn(H, 8), lambda rows, cols: ((torch.as_tensor(rows) + torch.as_tensor(cols)) % 8).numpy()
-            )
-        )
+def test_a_strictly_exported_program_finds_its_plan_in_another_process(tmp_path, dense, planned):
+    # By tensors of torch, as networks do.
+    planned = planned.with_bias(
+        api.Bias(torch.randn(H, 8), lambda rows, cols: ((torch.as_tensor(rows) + torch.as_tensor(cols)) % 8).numpy())
+    )
     q, k, v = tensors(*dense.shape)
     torch.export.save(torch.export.export(Layer(planned), (q, k, v), strict=True), tmp_path / "program.pt2")
     planned.save(tmp_path / "p.plan")
