@@ -88,7 +88,7 @@ rule push_run:
         mem_mb=mem_mb(lambda wildcards: 1 << 20),
         runtime=runtime(lambda wildcards: 1 << 20),
     params:
-        **parameters("push_app", app_modules, rtl="" if CONFIG.push.rtl else "--model-only"),
+        **parameters("push_app", app_modules, rtl="" if CONFIG.push.rtl else "--no-rtl"),
         folder=lambda wildcards, output: os.path.dirname(output[0]),
     shell:
         "python {params.script} --app {wildcards.app} --memory {wildcards.memory} --step run {params.rtl}"

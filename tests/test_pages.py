@@ -133,8 +133,8 @@ def of_models(_):
     yield from ("needs timm", "needs a download", {"timm_block": block, "x": torch.randn(1, 65, 48)}, "needs timm")
 
 
-def of_push_memories(_):
-    yield from ({}, {"mapped": mapping.compile(apps.program("gaussian-64"))}, "needs halide")
+def of_push_programs(_):
+    yield from ({}, {}, {}, {"mapped": mapping.compile(apps.program("gaussian-64"))}, "needs halide")
 
 
 def of_packed_batches(_):
@@ -182,7 +182,8 @@ GIVEN = {
     "docs/neighborhood.md": lambda _: [{}, {}, {}],
     "docs/networks.md": lambda _: [{"images": torch.randn(1, 3, 64, 64)}] * 3,
     "docs/parallel.md": lambda _: ["needs processes: tests/slices and tests/networks"] * 4,
-    "docs/pushmem.md": of_push_memories,
+    "docs/push-programs.md": of_push_programs,
+    "docs/pushmem.md": lambda _: [{}],
     "docs/ragged.md": of_packed_batches,
     "docs/scenes.md": lambda _: [{}, {}, {}],
     "docs/slices.md": of_slices,

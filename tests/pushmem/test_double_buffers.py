@@ -12,7 +12,7 @@ from helpers import extras
 from helpers.push import fails, without_parts, words
 from tilewright.pushmem import mapping, netlist, rates, simulate
 from tilewright.pushmem.dsl import Input, Reduce, Stage
-from tilewright.pushmem.program import lower
+from tilewright.pushmem.lowering import lower
 from tilewright_study.experiments.push import apps
 
 

@@ -11,7 +11,7 @@ from helpers import extras
 from helpers.push import words
 from tilewright.pushmem import dsl, halide, mapping, simulate
 from tilewright.pushmem.errors import ProgramError
-from tilewright.pushmem.program import lower
+from tilewright.pushmem.lowering import lower
 from tilewright_study.experiments.push import apps
 from tilewright_study.experiments.push.apps import BINOMIAL, BOX, SOBEL_X, SOBEL_Y, THRESHOLD
 

@@ -11,7 +11,7 @@ from helpers.push import words
 from tilewright.pushmem import mapping, netlist, orders, simulate
 from tilewright.pushmem.dsl import Input, Reduce, Stage
 from tilewright.pushmem.errors import ProgramError
-from tilewright.pushmem.program import lower
+from tilewright.pushmem.lowering import lower
 from tilewright_study.experiments.push import apps
 
 

@@ -9,7 +9,7 @@ from helpers import extras
 from helpers.push import stencil, words
 from tilewright.core.errors import UnknownNameError
 from tilewright.pushmem import dsl, mapping, netlist, simulate
-from tilewright.pushmem.dsl import Input, Lut, Reduce, Stage, select
+from tilewright.pushmem.dsl import Input, Lut, Reduce, Stage, bounded, divide, select
 from tilewright.pushmem.errors import MappingError, ProgramError
 from tilewright.pushmem.fit import integers
 from tilewright.pushmem.settings import generate
@@ -99,34 +99,49 @@ IMAGE, SPLIT = Input("in", (8, 8)), Input("p", (2, 4), unroll=(0,))
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y * x, x]), r"affine; found \(i0\) \* \(i1\)"),
+        (
+            lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y * x, x]),
+            r"s: .* affine; found \(y\) \* \(x\) \(test_programs.py, line \d+: .*IMAGE\[y \* x, x\]",
+        ),
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[IMAGE[y, x], x]), "found the data in"),
         (
             lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y + 1, x]),
-            r"s: index i0 \+ 1 of in spans 1..8, not within 0..7",
+            r"s: index y \+ 1 of in spans 1..8, not within 0..7; bounded\(\) says what stands beyond",
         ),
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y, x, x]), "in has 2 dimensions; found 3 indices"),
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y // 0, x]), "positive constants only"),
         (lambda: Stage("s", (8, 8), lambda y, x: 1 if IMAGE[y, x] else 0), "use select"),
-        (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[max(y - 1, 0), x]), "an index has to be affine"),
+        (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[max(y - 1, 0), x]), r"minimum\(\) or maximum\(\) for y - 1 < 0"),
         (
             lambda: Stage("s", (8, 8), lambda y, x: select(x == y, 1, 0)),
             r"found False; .* write \(a - b\) == 0 for a == b",
         ),
-        (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y / 2, x]), r"divided by //, .* found \(i0\) / \(2\)"),
+        (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y / 2, x]), r"divided by //, .* found \(y\) / \(2\)"),
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[9 // (y + 1), x]), "divided by positive constants only"),
         *(
-            (lambda f=f: Stage("s", (8, 8), lambda y, x: f(IMAGE[y, x])), "a PE neither divides nor takes powers")
-            for f in (
-                lambda a: a / 9,
-                lambda a: a // 9,
-                lambda a: a % 9,
-                lambda a: 9 / a,
-                lambda a: 9 // a,
-                lambda a: 9 % a,
-                lambda a: a**2,
-                lambda a: divmod(a, 2),
+            (lambda f=f: Stage("s", (8, 8), lambda y, x: f(IMAGE[y, x])), message)
+            for f, message in (
+                (lambda a: a / 9, r"// rounds down, .* found in\[y, x\] / 9"),
+                (lambda a: (a + 1) // 0, r"constants other than 0 only; found \(in\[y, x\] \+ 1\) // \(0\)"),
+                (lambda a: a // a, r"constants other than 0 only; found \(in\[y, x\]\) // \(in\[y, x\]\)"),
+                (lambda a: a % -9, r"positive constants; found \(in\[y, x\]\) % \(-9\); see as_signed"),
+                (lambda a: a // 70000, "a divisor of 16 bits, found"),
+                (lambda a: a.as_signed() // 40000, "a divisor of 16 bits, found"),
+                (lambda a: 9 // a, r"by constants only; found 9 / in\[y, x\]"),
+                (lambda a: a**2, r"takes no powers: .*; found \(in\[y, x\]\) \*\* 2"),
+                (lambda a: 2**a, "takes no powers: << has those of two"),
+                (lambda a: divide(a, 3, "up"), "unknown rounding 'up'; known: down, zero, nearest"),
             )
+        ),
+        (lambda: Stage("s", (8, 8), lambda y, x: bounded(IMAGE, "edge")[y, x]), "unknown border 'edge'; known: clamp,"),
+        (lambda: Stage("s", (8, 8), lambda y, x: bounded(3, "clamp")[y, x]), "an input or a stage, found 3"),
+        (
+            lambda: Stage("s", (8, 8), lambda y, x: bounded(IMAGE, "clamp")[y - 40, x + 40]),
+            r"s: clamp\(in\)\[y - 40, x \+ 40\] reads 64 places beyond the border, expected at most 32",
+        ),
+        (
+            lambda: Stage("s", (8, 8), lambda y, x: select(x > 1, IMAGE[y, x - 2] + IMAGE[y, x + 1], 0)),
+            r"s: index x \+ 1 of in spans 3..8, not within 0..7",
         ),
         (
             lambda: Stage("s", (8, 8), lambda y, x: Reduce((2,), lambda i: IMAGE[y, x], op="*")),
@@ -154,7 +169,6 @@ IMAGE, SPLIT = Input("in", (8, 8)), Input("p", (2, 4), unroll=(0,))
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y, x], order=3), "s: unknown order 3; known: 'auto'"),
         (lambda: Stage("a b", (8, 8), lambda y, x: IMAGE[y, x]), "a name of letters, digits and _, found 'a b'"),
         (lambda: Stage("s", (4,), lambda x: SPLIT[0, x] + SPLIT[1, x] + Input("p_1", (4,))[x]), "are called 'p_1'"),
-        (lambda: Stage("s", (8, 4), lambda y, x: IMAGE[y, x] + IMAGE[y, 2 * x]), "do not balance"),
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y, x] + 70000), "expected a 16-bit constant"),
         (lambda: Stage("in", (8, 8), lambda y, x: IMAGE[y, x]), "two inputs or stages are called 'in'"),
         (lambda: Stage("s", (8, 0), lambda y, x: IMAGE[y, x]), "a shape of positive integers"),

@@ -8,7 +8,7 @@ from helpers.push import words
 from tilewright.pushmem import dsl, mapping, netlist, rates, simulate
 from tilewright.pushmem.dsl import Input, Reduce, Stage
 from tilewright.pushmem.errors import MappingError, ProgramError
-from tilewright.pushmem.program import lower
+from tilewright.pushmem.lowering import lower
 
 
 def sums_twice_as_large():

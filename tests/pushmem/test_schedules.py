@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from helpers.push import stencil
 from tilewright.pushmem import rates, schedule
 from tilewright.pushmem.dsl import Input, Stage
-from tilewright.pushmem.program import lower
+from tilewright.pushmem.lowering import lower
 
 
 @st.composite

@@ -50,7 +50,7 @@ def rows_of(case, folder):
 
 
 def test_rows_tell_what_the_files_say(tmp_path):
-    push_app.run("brighten_blur-24", "pub", None, True, tmp_path)
+    push_app.run("brighten_blur-24", "pub", None, False, tmp_path)
     whole, *others = rows_of("brighten_blur-24.pub", tmp_path)
     assert (whole["tiles"], whole["wrong_model"], whole["asked"], whole["agreed"]) == (1, 0, 1, 1)
     assert "wrong_rtl" not in whole and whole.get("status", "ok") == "ok"
@@ -62,7 +62,7 @@ def test_rows_tell_what_the_files_say(tmp_path):
 
 
 def test_words_that_differ_fail_a_row(tmp_path):
-    push_app.run("brighten_blur-24", "pub", None, True, tmp_path)
+    push_app.run("brighten_blur-24", "pub", None, False, tmp_path)
     text = (tmp_path / "run.csv").read_text()
     (tmp_path / "run.csv").write_text(text.replace(",0,not run,", ",3,not run,"))
     whole = rows_of("brighten_blur-24.pub", tmp_path)[0]

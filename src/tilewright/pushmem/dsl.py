@@ -1,48 +1,80 @@
 """The language of push-memory programs: inputs, stages, expressions of 16-bit words, and a numpy oracle.
 
-An index is affine in the loop variables, with floor division and modulo by constants. An expression is made of reads,
-constants and the operators of a 16-bit PE; each operation wraps around. `evaluate` computes a program on whole arrays
-and knows no schedule.
+An index is affine in the loop variables, with floor division, modulo, minimum and maximum by constants. An expression
+is made of reads, constants and the operators of a 16-bit PE; each operation wraps around. `//` and `%` by constants are
+exact and round down. `bounded` says what stands beyond the borders of an array. Of a `select` on indices, only the side
+that is chosen is read. `evaluate` computes a program on whole arrays and knows no schedule.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import linecache
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
 from tilewright.pushmem.errors import ProgramError
 
-DTYPES = ("uint16", "int16")
+DTYPES = ("uint16", "int16", "uint8")
 REDUCTIONS = ("+", "min", "max")
 BITS = 16
 WORD = (1 << BITS) - 1
 
 
-_INDICES = {"add": operator.add, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod}
+# Of a number anywhere, the place within 0 .. n - 1 whose word stands there.
+FOLDS: dict[str, Callable[[Any, int], Any]] = {
+    "clamp": lambda at, n: np.clip(at, 0, n - 1),
+    "mirror": lambda at, n: (n - 1) - abs((n - 1) - at % max(1, 2 * n - 2)),
+    "symmetric": lambda at, n: np.minimum(at % (2 * n), 2 * n - 1 - at % (2 * n)),
+    "wrap": lambda at, n: at % n,
+}
+# As numpy.pad names them: edge, constant, reflect, symmetric, wrap.
+BORDERS = ("clamp", "zero", "mirror", "symmetric", "wrap")
+INDICES: dict[str, Callable[[Any, Any], Any]] = FOLDS | {
+    "add": operator.add,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "min": np.minimum,
+    "max": np.maximum,
+}
 
 
 @dataclass(frozen=True)
 class Index:
-    """An index expression. kind: var, const, add, mul, floordiv or mod; args: its operands."""
+    """An index expression. kind: var, const, add, mul, floordiv, mod, min, max or a border; args: its operands."""
 
     kind: str
     args: tuple[Any, ...]
 
     def __add__(self, other: Any) -> Index:
         # With data it is a word: the expression's own operator takes it.
-        return NotImplemented if isinstance(other, Expression) else Index("add", (self, index(other)))
+        if isinstance(other, Expression):
+            return NotImplemented
+        other = index(other)
+        if self.kind == "const":
+            self, other = other, self
+        if other.kind != "const":
+            return Index("add", (self, other))
+        if self.kind == "const" or (self.kind == "add" and self.args[1].kind == "const"):
+            # Constants are put together, so that equal indices look alike.
+            first = index(0) if self.kind == "const" else self.args[0]
+            total = other.args[0] + (self if self.kind == "const" else self.args[1]).args[0]
+            return index(total) if self.kind == "const" else first + total
+        return Index("add", (self, other)) if other.args[0] else self
 
     __radd__ = __add__
 
     def __neg__(self) -> Index:
-        return Index("mul", (self, -1))
+        return self * -1
 
     def __sub__(self, other: Any) -> Index:
         return NotImplemented if isinstance(other, Expression) else self + -index(other)
@@ -59,7 +91,7 @@ class Index:
             return other * self.args[0]
         if not isinstance(other, int | np.integer):
             raise ProgramError(f"an index has to be affine; found ({self}) * ({other})")
-        return Index("mul", (self, int(other)))
+        return index(self.args[0] * int(other)) if self.kind == "const" else Index("mul", (self, int(other)))
 
     __rmul__ = __mul__
 
@@ -96,12 +128,15 @@ class Index:
             case "var" | "const":
                 return str(a[0])
             case "add":
-                return f"{a[0]} + {a[1]}"
+                below = a[1].kind == "const" and a[1].args[0] < 0
+                return f"{a[0]} - {-a[1].args[0]}" if below else f"{a[0]} + {a[1]}"
             case "mul":
-                return f"{a[1]}*({a[0]})"
+                return f"{a[1]}*({a[0]})" if a[0].args[1:] else f"{a[1]}*{a[0]}"
             case "floordiv":
                 return f"floor(({a[0]})/{a[1]})"
-        return f"(({a[0]}) mod {a[1]})"
+            case "mod":
+                return f"(({a[0]}) mod {a[1]})"
+        return f"{self.kind}({a[0]}, {a[1]})"
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """Its value for the loop variables `values` (integers or arrays)."""
@@ -110,7 +145,7 @@ class Index:
         if self.kind == "const":
             return self.args[0]
         one, other = (a.evaluate(values) if isinstance(a, Index) else a for a in self.args)
-        return _INDICES[self.kind](one, other)
+        return INDICES[self.kind](one, other)
 
     def slope(self, name: str) -> Fraction:
         """Its mean growth per step of the loop variable `name`."""
@@ -124,6 +159,8 @@ class Index:
                 return a[0].slope(name) * a[1]
             case "floordiv":
                 return a[0].slope(name) / a[1]
+            case "min" | "max" | "clamp":
+                return a[0].slope(name)
         return Fraction(0)
 
     def names(self) -> set[str]:
@@ -153,6 +190,17 @@ def index(value: Any) -> Index:
         return value
     if isinstance(value, int | np.integer):
         return Index("const", (int(value),))
+    if isinstance(value, Coordinate):
+        return value.index
+    if isinstance(value, Const):
+        return index(int(number(value.value, value.signed)))
+    if isinstance(value, Op) and value.name in ("min", "max", "+", "-", "*") and of_indices(value):
+        one, other = map(index, value.args)
+        if value.name not in ("min", "max"):
+            return {"+": operator.add, "-": operator.sub, "*": operator.mul}[value.name](one, other)
+        one, other = (other, one) if one.kind == "const" else (one, other)
+        if other.kind == "const":
+            return Index(value.name, (one, other.args[0]))
     if isinstance(value, Expression):
         raise ProgramError(f"an index has to be affine in the loop variables; found the data {value}")
     raise ProgramError(f"an index has to be affine in the loop variables; found {value!r}")
@@ -174,7 +222,7 @@ class Expression:
 
     signed = False
 
-    __add__, __radd__ = _operators("+")
+    __add__ = _operators("+")[0]
     __sub__, __rsub__ = _operators("-")
     __mul__ = __rmul__ = _operators("*")[0]
     __rshift__, __rrshift__ = _operators(">>")
@@ -188,6 +236,10 @@ class Expression:
     __ne__ = _operators("!=")[0]  # type: ignore[assignment]
     __hash__ = object.__hash__  # type: ignore[assignment]
 
+    def __radd__(self, other: Any) -> Expression:
+        # Python's own sum() begins with 0.
+        return self if isinstance(other, int) and not other else binary("+", other, self)
+
     def __neg__(self) -> Op:
         return binary("-", 0, self)
 
@@ -197,19 +249,37 @@ class Expression:
     def __abs__(self) -> Op:
         return Op("abs", (self,), self.signed)
 
-    def _not_there(self, other: Any) -> NoReturn:
-        raise ProgramError(
-            "a PE neither divides nor takes powers; >> divides by a power of two, & takes a remainder of it, and a Lut "
-            "has any function"
+    def __floordiv__(self, other: Any) -> Expression:
+        return divide(self, other)
+
+    def __mod__(self, other: Any) -> Expression:
+        return (
+            self - self // other * other
+            if _constant(self, "%", other) < 0
+            else Op("%", _both(self, other), self.signed)
         )
 
-    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _not_there
-    __divmod__ = __rdivmod__ = __pow__ = __rpow__ = _not_there
+    def __divmod__(self, other: Any) -> tuple[Expression, Expression]:
+        return self // other, self % other
+
+    def __truediv__(self, other: Any) -> NoReturn:
+        raise ProgramError(f"a word is whole: // rounds down, and divide() as it is told; found {self} / {other}")
+
+    def __rtruediv__(self, other: Any) -> NoReturn:
+        raise ProgramError(f"a word is divided by constants only; found {other} / {self}")
+
+    __rfloordiv__ = __rmod__ = __rdivmod__ = __rtruediv__
+
+    def __pow__(self, other: Any) -> NoReturn:
+        raise ProgramError(f"a PE takes no powers: multiply, or look the power up in a Lut; found ({self}) ** {other}")
+
+    def __rpow__(self, other: Any) -> NoReturn:
+        raise ProgramError(f"a PE takes no powers: << has those of two, a Lut any; found {other} ** ({self})")
 
     def __bool__(self) -> NoReturn:
         raise ProgramError(
-            "a value known only at run time is neither true nor false; use select(), minimum() or "
-            "maximum(); an index has to be affine"
+            f"a value known only at run time is neither true nor false; use select(), minimum() or maximum() for "
+            f"{self}; an index has to be affine"
         )
 
     def as_signed(self) -> Expression:
@@ -228,13 +298,17 @@ class Const(Expression):
     value: int
     signed: bool = False
 
+    def __str__(self) -> str:
+        return str(number(self.value, self.signed))
+
 
 @dataclass(frozen=True, eq=False)
 class Read(Expression):
-    """The word of `source` at `indices`."""
+    """The word of `source` at `indices`; border: what stands beyond it, see `bounded`."""
 
     source: Any
     indices: tuple[Index, ...]
+    border: str = ""
 
     @property
     def signed(self) -> bool:  # type: ignore[override]  # nobody writes it
@@ -242,7 +316,8 @@ class Read(Expression):
         return self.source.dtype == "int16"
 
     def __str__(self) -> str:
-        return f"{self.source.name}[{', '.join(map(str, self.indices))}]"
+        name = f"{self.border}({self.source.name})" if self.border else self.source.name
+        return f"{name}[{', '.join(map(str, self.indices))}]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,6 +325,9 @@ class Coordinate(Expression):
     """The value of an index, as a word."""
 
     index: Index
+
+    def __str__(self) -> str:
+        return str(self.index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,6 +338,13 @@ class Op(Expression):
     args: tuple[Expression, ...]
     signed: bool = False
 
+    def __str__(self) -> str:
+        if self.name == "bits":
+            return f"({self.args[0]}).as_{'' if self.signed else 'un'}signed()"
+        if self.name.isalpha():
+            return f"{_SPOKEN.get(self.name, self.name)}({', '.join(map(str, self.args))})"
+        return f" {self.name} ".join(f"({a})" if isinstance(a, Op) and len(a.args) > 1 else str(a) for a in self.args)
+
 
 @dataclass(frozen=True, eq=False)
 class Lut(Expression):
@@ -268,6 +353,9 @@ class Lut(Expression):
     table: tuple[int, ...]
     args: tuple[Expression, ...]
     signed: bool = False
+
+    def __str__(self) -> str:
+        return f"Lut[{self.args[0]}]"
 
     @staticmethod
     def of(table: Sequence[int], value: Any) -> Lut:
@@ -292,16 +380,44 @@ class Reduce(Expression):
             raise ProgramError(f"unknown reduction {self.op!r}; known: {', '.join(REDUCTIONS)}")
         _check_box("a reduction", self.extents, self.unroll)
 
+    def __str__(self) -> str:
+        return f"Reduce({self.extents}, {self.op})"
+
     def traced(self, *indices: Any) -> Expression:
         """The expression that is added at `indices`. Raises `ProgramError` for a function that takes others."""
         return _called("a reduction", self.body, indices)
 
 
+_PACKAGE = str(Path(__file__).parent)
+
+
 def _called(name, make, indices):
+    """The expression that `make` gives. An error names the line of the program, and loops by the names in it."""
     try:
         return as_expression(make(*indices))
-    except TypeError as error:
-        raise ProgramError(f"{name}: {error}") from error
+    except (TypeError, ProgramError) as error:
+        text, trace = as_written(make, indices, str(error)), error.__traceback__
+        line = None
+        while trace is not None:
+            place = trace.tb_frame.f_code.co_filename
+            if not place.startswith(_PACKAGE):
+                line = Path(place).name, trace.tb_lineno, linecache.getline(place, trace.tb_lineno).strip()
+            trace = trace.tb_next
+        if line is not None and "line " not in text:
+            text = f"{text} ({line[0]}, line {line[1]}: {line[2]})"
+        raise ProgramError(f"{name}: {text}") from error
+
+
+def as_written(make: Callable[..., Any], indices: Sequence[Any], text: str) -> str:
+    """`text` with the loops of `indices` by the names that the function `make` has for them."""
+    try:
+        names = list(inspect.signature(make).parameters)
+    except (TypeError, ValueError):
+        return text
+    for at, spoken in zip(indices, names, strict=False):
+        if isinstance(at, Index) and at.kind == "var":
+            text = re.sub(rf"\b{at.args[0]}\b", spoken, text)
+    return text
 
 
 def _check_box(name, shape, unroll):
@@ -342,8 +458,54 @@ def binary(name: str, left: Any, right: Any) -> Op:
     return Op(name, (left, right), signed)
 
 
+_SPOKEN = {"min": "minimum", "max": "maximum"}
+
+
+def _both(left: Any, right: Any) -> tuple[Expression, Expression]:
+    return as_expression(left), as_expression(right)
+
+
+def _constant(word: Expression, sign: str, divisor: Any) -> int:
+    """A divisor. Raises `ProgramError` for one that is no constant, is 0 or too large for `word`."""
+    if not isinstance(divisor, int | np.integer) or isinstance(divisor, bool) or not divisor:
+        raise ProgramError(f"a word is divided by constants other than 0 only; found ({word}) {sign} ({divisor})")
+    if not word.signed and divisor < 0:
+        raise ProgramError(
+            f"an unsigned word is divided by positive constants; found ({word}) {sign} ({divisor}); see as_signed()"
+        )
+    if abs(divisor) > (WORD // 2 if word.signed else WORD):
+        raise ProgramError(f"expected a divisor of 16 bits, found ({word}) {sign} ({divisor})")
+    return int(divisor)
+
+
+def divide(word: Any, divisor: int, rounding: str = "down") -> Expression:
+    """`word` divided by a constant, exactly: ``down`` as Python's ``//``, to ``zero`` as C's, or to the ``nearest``
+    number, halves up. Raises `ProgramError` for another divisor or rounding."""
+    word, known = as_expression(word), ("down", "zero", "nearest")
+    divisor = _constant(word, "//", divisor)
+    if rounding not in known:
+        raise ProgramError(f"unknown rounding {rounding!r}; known: {', '.join(known)}")
+    if rounding == "nearest":
+        whole, rest = word // abs(divisor), (word % abs(divisor)).as_unsigned()
+        half = abs(divisor) // 2
+        return whole + (rest >= abs(divisor) - half) if divisor > 0 else 0 - whole - (rest > half)
+    if rounding == "zero" and word.signed:
+        whole = abs(word).as_unsigned() // abs(divisor)
+        return select((word < 0) if divisor > 0 else (word >= 0), 0 - whole, whole).as_signed()
+    if divisor < 0:
+        return 0 - word // -divisor - (word % -divisor != 0)
+    return Op("//", _both(word, divisor), word.signed)
+
+
+def saturate(word: Any) -> Op:
+    """`word` as one of 8 bits: 0 below 0, 255 above 255. A stage of uint8 alone keeps the low 8 bits."""
+    word = as_expression(word)
+    return minimum(maximum(word, 0) if word.signed else word, 255)
+
+
 def select(condition: Any, yes: Any, no: Any) -> Op:
-    """`yes` where `condition` is not zero, else `no`."""
+    """`yes` where `condition` is not zero, else `no`. Of a condition on indices, only the side that it chooses is
+    read."""
     yes, no = as_expression(yes), as_expression(no)
     return Op("select", (as_expression(condition), yes, no), yes.signed or no.signed)
 
@@ -391,6 +553,61 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
+class Bounded:
+    """A source that is read anywhere, see `bounded`."""
+
+    source: Source
+    border: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the source."""
+        return self.source.shape
+
+    def __getitem__(self, indices: Any) -> Read:
+        return Read(self.source, self.source[indices].indices, self.border)
+
+
+def bounded(source: Source, border: str) -> Bounded:
+    """`source` with words beyond its borders.
+
+    Parameters
+    ----------
+    source : Input or Stage
+        What is read.
+    border : str
+        ``clamp``: the nearest word; ``zero``: 0; ``mirror``: as in a mirror at the last word, which is not repeated;
+        ``symmetric``: the same with the last word repeated; ``wrap``: the words from the other side. NumPy's ``pad``
+        names them edge, constant, reflect, symmetric and wrap.
+
+    Returns
+    -------
+    Bounded
+        It is read as `source` is, at any index.
+
+    Raises
+    ------
+    ProgramError
+        For an unknown border.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tilewright.pushmem import dsl
+    >>> line = dsl.Input("line", (4,))
+    >>> near = dsl.bounded(line, "clamp")
+    >>> sums = dsl.Stage("sums", (4,), lambda x: near[x - 1] + near[x + 1])
+    >>> dsl.evaluate(sums, {"line": np.array([1, 2, 3, 4])})["sums"]
+    array([3, 4, 6, 7], dtype=uint16)
+    """
+    if border not in BORDERS:
+        raise ProgramError(f"unknown border {border!r}; known: {', '.join(BORDERS)}")
+    if not isinstance(source, Source):
+        raise ProgramError(f"expected an input or a stage, found {source!r}")
+    return Bounded(source, border)
+
+
+@dataclass(frozen=True, eq=False)
 class Input(Source):
     """An input of a program: an image or array whose words arrive in raster order.
 
@@ -401,7 +618,7 @@ class Input(Source):
     shape : tuple of int
         Words in each dimension.
     dtype : str
-        ``uint16`` or ``int16``.
+        ``uint16``, ``int16`` or ``uint8``. A stage of uint8 keeps the low 8 bits of its words, see `saturate`.
     unroll : tuple of int
         Dimensions laid out in space: each of their values has a buffer of its own.
     """
@@ -420,7 +637,7 @@ class Stage(Source):
     make : callable
         ``make(*indices)`` returns the expression of one word. Sources are read by indices, ``source[y, x + 1]``.
     dtype : str
-        ``uint16`` or ``int16``.
+        ``uint16``, ``int16`` or ``uint8``. A stage of uint8 keeps the low 8 bits of its words, see `saturate`.
     unroll : tuple of int
         Dimensions laid out in space: each of their values has a buffer of its own.
     order : str or sequence of str, optional
@@ -567,8 +784,8 @@ def evaluate(outputs: Outputs, data: dict[str, np.ndarray]) -> dict[str, np.ndar
                 place = tuple(lane.get(d, slice(None)) for d in range(len(source.shape)))
                 inside = {n: v for n, v in values.items() if int(n[1:]) not in lane}
                 shape = tuple(1 if d in lane else e for d, e in enumerate(source.shape))
-                word = _evaluate(source.traced(*variables(source, lane)), inside, arrays)
-                whole[place] = _cast(np.broadcast_to(word, shape), source.dtype == "int16").reshape(whole[place].shape)
+                word = words(source.traced(*variables(source, lane)), inside, arrays)
+                whole[place] = stored(np.broadcast_to(word, shape), source.dtype).reshape(whole[place].shape)
             arrays[source.name] = whole
         else:
             if source.name not in data or np.shape(data[source.name]) != source.shape:
@@ -578,11 +795,18 @@ def evaluate(outputs: Outputs, data: dict[str, np.ndarray]) -> dict[str, np.ndar
     return arrays
 
 
+def stored(words: Any, dtype: str) -> np.ndarray:
+    """Words as a buffer of `dtype` keeps them: their low bits."""
+    return (np.asarray(words).astype(np.int64) & WORD).astype(np.uint16).astype(dtype)
+
+
 def _cast(value: Any, signed: bool) -> np.ndarray:
     return (np.asarray(value).astype(np.int64) & WORD).astype(np.uint16).view(np.int16 if signed else np.uint16)
 
 
-def _evaluate(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> np.ndarray:
+def words(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarray], asked: Any = True) -> np.ndarray:
+    """The words of `e`. values: of loops. arrays: of sources. asked: where words count; elsewhere a read may be of any
+    place."""
     match e:
         case Const():
             return _cast(e.value, e.signed)
@@ -590,26 +814,64 @@ def _evaluate(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarra
             return _cast(e.index.evaluate(values), False)
         case Read():
             places = [np.asarray(i.evaluate(values)) for i in e.indices]
+            if e.border:
+                return _beyond(e, places, arrays[e.source.name])
             for place, extent, i in zip(places, e.source.shape, e.indices, strict=True):
-                if place.min() < 0 or place.max() >= extent:
-                    raise ProgramError(
-                        f"{e.source.name}: index {i} spans {place.min()}..{place.max()}, not in 0..{extent - 1}"
-                    )
-            return arrays[e.source.name][tuple(places)]
+                _check_range(f"{e.source.name}: index {i}", place, asked, extent)
+            return arrays[e.source.name][
+                tuple(np.clip(p, 0, n - 1) for p, n in zip(places, e.source.shape, strict=True))
+            ]
         case Lut():
-            return np.asarray(e.table, np.uint16)[_word(_evaluate(e.args[0], values, arrays)) % len(e.table)]
+            table = np.asarray(e.table, np.uint16)
+            return table[_word(words(e.args[0], values, arrays, asked)) % len(e.table)]
         case Reduce():
-            inner = {k: np.asarray(v)[(..., *[None] * len(e.extents))] for k, v in values.items()}
+            tail = (..., *[None] * len(e.extents))
+            inner = {k: np.asarray(v)[tail] for k, v in values.items()}
             grids = np.meshgrid(*map(np.arange, e.extents), indexing="ij", sparse=True)
             inner |= {f"r{d}": g for d, g in enumerate(grids)}
             body = e.traced(*(Index("var", (f"r{d}",)) for d in range(len(e.extents))))
-            word = _evaluate(body, inner, arrays)
+            word = words(body, inner, arrays, np.asarray(asked)[tail])
             word = np.broadcast_to(word, np.broadcast_shapes(word.shape, e.extents))
             axes = tuple(range(-len(e.extents), 0))
             reduce: Any = {"+": np.sum, "min": np.min, "max": np.max}[e.op]
             return _cast(reduce(word.astype(np.int64), axis=axes), body.signed)
     assert isinstance(e, Op)
-    return _cast(operate(e.name, e.signed, *(_word(_evaluate(a, values, arrays)) for a in e.args)), e.signed)
+    if e.name == "select" and of_indices(e.args[0]):
+        first = words(e.args[0], values, arrays)
+        sides = [
+            words(a, values, arrays, asked & side) for a, side in zip(e.args[1:], (first != 0, first == 0), strict=True)
+        ]
+        return _cast(operate("select", e.signed, *map(_word, (first, *sides))), e.signed)
+    return _cast(operate(e.name, e.signed, *(_word(words(a, values, arrays, asked)) for a in e.args)), e.signed)
+
+
+def _beyond(e: Read, places: list[np.ndarray], array: np.ndarray) -> np.ndarray:
+    """The words at any places of an array with a border."""
+    inner = FOLDS["clamp" if e.border == "zero" else e.border]
+    found = array[tuple(inner(place, extent) for place, extent in zip(places, array.shape, strict=True))]
+    if e.border == "zero":
+        for place, extent in zip(places, array.shape, strict=True):
+            found = np.where((place >= 0) & (place < extent), found, 0).astype(array.dtype)
+    return found
+
+
+def of_indices(e: Expression) -> bool:
+    """Whether `e` depends on no data."""
+    if isinstance(e, Read | Reduce):
+        return False
+    return all(map(of_indices, getattr(e, "args", ())))
+
+
+def _check_range(what: str, places: np.ndarray, asked: Any, extent: int) -> None:
+    """Raise `ProgramError` unless all `places` that are `asked` are within 0 .. `extent` - 1."""
+    beyond = (places < 0) | (places >= extent)
+    if beyond.any() and (beyond & asked).any():
+        asked_places = np.broadcast_to(places, np.broadcast_shapes(np.shape(places), np.shape(asked)))
+        asked_places = asked_places[np.broadcast_to(asked, asked_places.shape)]
+        low, high = int(asked_places.min()), int(asked_places.max())
+        raise ProgramError(
+            f"{what} spans {low}..{high}, not within 0..{extent - 1}; see bounded() for what stands beyond"
+        )
 
 
 def operate(name: str, signed: bool, *args: Any) -> np.ndarray:
@@ -626,6 +888,10 @@ _OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
+    # The upper half of a product of unsigned words.
+    "high": lambda a, b: a * b >> BITS,
+    "//": operator.floordiv,
+    "%": operator.mod,
     # ASSUME: a PE shifts by the low four bits of the amount, as a 16-bit barrel shifter does.
     ">>": lambda a, b: a >> (b & 15),
     "<<": lambda a, b: a << (b & 15),

@@ -7,8 +7,9 @@ import numpy as np
 
 from tilewright.pushmem import dsl, memories, orders, rates, schedule
 from tilewright.pushmem.errors import CapacityError, MappingError, ProgramError
+from tilewright.pushmem.lowering import lower
 from tilewright.pushmem.pack import TileUse, pack
-from tilewright.pushmem.program import Program, lower
+from tilewright.pushmem.program import Program, by_indices
 from tilewright.pushmem.schedule import Schedule
 from tilewright.pushmem.settings import Affine, Controller
 from tilewright.pushmem.wiring import REGISTER_THRESHOLD, Wiring, wire
@@ -237,9 +238,15 @@ def _fits(mapped: Mapped) -> None:
 
 
 def _pes(statement) -> int:
-    """PEs of a statement: one an operation; a product and the sum that takes it share one (multiply-add)."""
+    """PEs of a statement: one an operation; a product and the sum that takes it share one (multiply-add). What a choice
+    by indices gives is computed once."""
+    known = set()
 
     def count(e):
+        if by_indices(e):
+            if e in known:
+                return 0
+            known.add(e)
         if e[0] in ("read", "const", "index", "bits"):
             return sum(count(a) for a in e[2:]) if e[0] == "bits" else 0
         if e[0] == "lut":

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.pushmem import recurrence, rtl, settings
+from tilewright.pushmem import dsl, recurrence, rtl, settings
 from tilewright.pushmem.configuration import configurations, place
 from tilewright.pushmem.errors import RunError, need
 from tilewright.pushmem.mapping import Mapped
+from tilewright.pushmem.program import by_indices
 from tilewright.pushmem.simulate import input_words
 from tilewright.pushmem.streams import DRAIN
 
@@ -86,7 +87,7 @@ def run(mapped: Mapped, data: dict[str, np.ndarray], stalls: np.ndarray | None =
         found = out[out[:, 2 * k + 1] == 1, 2 * k]
         if len(found) != np.prod(buffer.shape, dtype=np.int64):
             raise RunError(f"RTL: expected {np.prod(buffer.shape)} words of {name}, found {len(found)}")
-        results[name] = program.as_written(name, found.astype(np.uint16).reshape(buffer.shape).view(buffer.dtype))
+        results[name] = program.as_written(name, dsl.stored(found, buffer.dtype).reshape(buffer.shape))
     return results
 
 
@@ -169,7 +170,7 @@ def _top(mapped, widths):
             loops = {n: control.values[n] for n in s.loops}
             reads = [signal(mapped.wiring.wires[s.name, k]) for k in range(len(s.reads))]
             word = Signal(16, name=f"word_{s.name}")
-            m.d.comb += word.eq(self._value(m, s.expression, reads, loops))
+            m.d.comb += word.eq(self._value(m, s.expression, reads, loops, {}))
             final = C(1, 1)
             if s.reduction:
                 first = C(1, 1)
@@ -188,7 +189,14 @@ def _top(mapped, widths):
                 k = program.outputs.index(s.name)
                 m.d.comb += [self.words_out[k].eq(word), self.valid[k].eq(control.fire & final)]
 
-        def _value(self, m, e, reads, loops):
+        def _value(self, m, e, reads, loops, known):
+            if not by_indices(e):
+                return self._made(m, e, reads, loops, known)
+            if e not in known:
+                known[e] = self._made(m, e, reads, loops, known)
+            return known[e]
+
+        def _made(self, m, e, reads, loops, known):
             # Every operation has a wire of its own, so that texts stay short where a result is used twice.
             result = Signal(16)
             match e[0]:
@@ -200,10 +208,10 @@ def _top(mapped, widths):
                     m.d.comb += result.eq(e[1].evaluate({name: value.as_signed() for name, value in loops.items()}))
                     return result
                 case "lut":
-                    place = self._value(m, e[2], reads, loops) & (len(e[1]) - 1)
+                    place = self._value(m, e[2], reads, loops, known) & (len(e[1]) - 1)
                     m.d.comb += result.eq(Array(C(v, 16) for v in e[1])[place[: (len(e[1]) - 1).bit_length()]])
                     return result
-            args = [self._value(m, a, reads, loops) for a in e[2:]]
+            args = [self._value(m, a, reads, loops, known) for a in e[2:]]
             x: Any = args[0]
             y: Any = args[1] if len(args) > 1 else None
             sx, sy = (x.as_signed(), y.as_signed() if y is not None else None) if e[1] else (x, y)
@@ -211,6 +219,7 @@ def _top(mapped, widths):
                 "+": lambda: x + y,
                 "-": lambda: x - y,
                 "*": lambda: x * y,
+                "high": lambda: (x * y)[16:],
                 ">>": lambda: sx >> y[:4],
                 "<<": lambda: x << y[:4],
                 "&": lambda: x & y,

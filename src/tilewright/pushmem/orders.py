@@ -50,10 +50,12 @@ def check(statement: Statement, order: str | Sequence[str]) -> None:
 def choices(program: Program) -> list[dict[str, tuple[str, ...]]]:
     """The orders by stage that a program may take, the written ones first. Raises `ProgramError` for a bad order."""
     asked: dict[str, list[tuple[str, ...]]] = {}
+    reducing = {program.origins[s.name][0] for s in program.statements if len(s.loops) > s.rank}
     for s in program.statements:
         stage = program.origins[s.name][0]
         wish = program.orders.get(stage)
-        if wish is None:
+        # What follows a reduction within its stage takes the order of that.
+        if wish is None or (stage in reducing and len(s.loops) == s.rank):
             continue
         check(s, wish)
         if len(s.loops) > s.rank:

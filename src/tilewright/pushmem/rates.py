@@ -13,8 +13,15 @@ from tilewright.pushmem.program import Program, Statement
 
 
 def is_coarse(program: Program) -> bool:
-    """Whether a statement reduces in time, or turns a buffer, which no common raster can hold."""
-    return any(len(s.loops) > s.rank or turns(s) for s in program.statements)
+    """Whether no common raster holds the program: a statement reduces in time, turns a buffer or reads it backwards,
+    or rates do not balance."""
+    if any(len(s.loops) > s.rank or turns(s) for s in program.statements):
+        return True
+    try:
+        check(program, stencil(program))
+    except ProgramError:
+        return True
+    return False
 
 
 def turns(statement: Statement) -> bool:
@@ -43,14 +50,28 @@ def _relations(program):
                     yield read.buffer, d, s.name, s.loops.index(names[0]), i.slope(names[0])
 
 
+def _axes(program) -> dict[str, tuple[int, ...]]:
+    """For each dimension of a buffer, that of the raster: what all rows of an image read goes along its columns."""
+    depth = max(len(b.shape) for b in program.buffers.values())
+    axes = {n: tuple(range(len(b.shape))) for n, b in program.buffers.items()}
+    order = [*program.inputs, *(s.name for s in program.statements)]
+    for name in reversed(order):
+        if len(axes[name]) < depth:
+            found = {d: axes[c][e] for p, d, c, e, _ in _relations(program) if p == name}
+            along = tuple(found.get(d, -1) for d in axes[name])
+            if -1 not in along and list(along) == sorted(set(along)):
+                axes[name] = along
+    return axes
+
+
 def stencil(program: Program, pad: int = 0) -> dict[str, tuple[int, ...]]:
     """Strides in cycles of each buffer's dimensions; rows are `pad` cycles longer than they need be.
 
     Raises `ProgramError` where the balance equations have no solution.
     """
-    relations = list(_relations(program))
+    relations, axes = list(_relations(program)), _axes(program)
     for p, d, c, e, slope in relations:
-        if d != e or slope <= 0:
+        if axes[p][d] != axes[c][e] or slope <= 0:
             raise ProgramError(
                 f"{c}: reads {p} with slope {slope} from dimension {e} to {d}: no raster order has such a slope"
             )
@@ -58,7 +79,7 @@ def stencil(program: Program, pad: int = 0) -> dict[str, tuple[int, ...]]:
     rates = {}
     for d in range(depth):
         rate: dict[str, Fraction] = {}
-        holders = [n for n, b in program.buffers.items() if len(b.shape) > d]
+        holders = [n for n in program.buffers if d in axes[n]]
         for start in holders:
             if start in rate:
                 continue
@@ -67,7 +88,7 @@ def stencil(program: Program, pad: int = 0) -> dict[str, tuple[int, ...]]:
             while frontier:
                 here = frontier.pop()
                 for p, dim, c, _, slope in relations:
-                    if dim != d or here not in (p, c):
+                    if axes[p][dim] != d or here not in (p, c):
                         continue
                     other, value = (c, rate[p] * slope) if here == p else (p, rate[c] / slope)
                     if other not in rate:
@@ -82,10 +103,10 @@ def stencil(program: Program, pad: int = 0) -> dict[str, tuple[int, ...]]:
             rates[n, d] = r // common
     unit, strides = 1, {n: [0] * len(b.shape) for n, b in program.buffers.items()}
     for d in reversed(range(depth)):
-        for n, b in program.buffers.items():
-            if len(b.shape) > d:
-                strides[n][d] = unit * rates[n, d]
-        unit = max(strides[n][d] * b.shape[d] for n, b in program.buffers.items() if len(b.shape) > d)
+        there = {n: axes[n].index(d) for n in program.buffers if d in axes[n]}
+        for n, at in there.items():
+            strides[n][at] = unit * rates[n, d]
+        unit = max(strides[n][at] * program.buffers[n].shape[at] for n, at in there.items())
         unit += pad if d == depth - 1 else 0
     return {n: tuple(s) for n, s in strides.items()}
 
@@ -138,8 +159,15 @@ def coarse(
     few of their rows wait in memory, not at a word a cycle. overlap: all stages begin an iteration of the loop that
     they share (`has_outer`) at the pace of the longest stage, so that each works on another one.
     """
+    rows = {n: program.buffers[n].shape[-1] for n in program.inputs}
+    for s in program.statements:
+        if len(s.loops) == s.rank and not turns(s):
+            # A copy with words beyond the borders has longer rows: the image comes at their pace.
+            for read in s.reads:
+                if read.buffer in rows and read.indices[-1].slope(s.loops[-1]) == 1:
+                    rows[read.buffer] = max(rows[read.buffer], s.extents[-1])
     strides: dict[str, tuple[int, ...]] = {
-        n: raster((*shape[:-1], shape[-1] + pad) if len(shape) > 1 else shape)
+        n: raster((*shape[:-1], rows[n] + pad) if len(shape) > 1 else shape)
         for n, shape in ((n, program.buffers[n].shape) for n in program.inputs)
     }
     for s in program.statements:

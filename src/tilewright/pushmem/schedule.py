@@ -66,13 +66,14 @@ def gaps(program: Program, strides: dict[str, tuple[int, ...]]) -> list[Edge]:
     found: dict[tuple, tuple[int, int]] = {}
     edges = []
     for s in program.statements:
-        grid = dict(zip(s.loops, np.indices(s.extents, sparse=True), strict=True))
-        now = sum(grid[n] * k for n, k in zip(s.loops, strides[s.name], strict=True))
+        grid, now = s.grid, sum(s.grid[n] * k for n, k in zip(s.loops, strides[s.name], strict=True))
         for k, read in enumerate(s.reads):
             theirs, offset = written(program, strides, read.buffer)
-            key = s.loops, s.extents, strides[s.name], read.indices, theirs, offset
+            asked = s.needed[k]
+            key = s.loops, s.extents, strides[s.name], read.indices, theirs, offset, asked is None or asked.tobytes()
             if key not in found:
                 waits = now - sum(i.evaluate(grid) * step for i, step in zip(read.indices, theirs, strict=True))
+                waits = s.asked(k, waits)
                 found[key] = int(waits.min()) - offset, int(waits.max()) - offset
             edges.append(Edge(s.name, k, read.buffer, *found[key]))
     return edges

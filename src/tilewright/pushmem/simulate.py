@@ -17,7 +17,7 @@ from tilewright.pushmem.errors import ProgramError, RunError
 from tilewright.pushmem.mapping import Mapped
 from tilewright.pushmem.memories import Link
 from tilewright.pushmem.pack import TileUse
-from tilewright.pushmem.program import Program, Statement
+from tilewright.pushmem.program import Program, Statement, word
 from tilewright.pushmem.streams import DRAIN
 
 _REDUCED: dict[str, Callable[..., np.ndarray]] = {"+": np.sum, "min": np.min, "max": np.max}
@@ -119,10 +119,11 @@ class _Array:
         for k in range(len(s.reads)):
             read = self.signal(wires[s.name, k])
             reads.append(read.word[at])
-            if len(absent := times[inside & ~read.there[at]]):
+            missing = inside & ~read.there[at]
+            asked = s.needed[k]
+            if len(absent := times[missing if asked is None else missing & asked]):
                 self.faults.append((int(absent.min()), f"statement {s.name} reads a word that is not there"))
-        loops = dict(zip(s.loops, np.indices(s.extents, sparse=True), strict=True))
-        words = np.broadcast_to(_word(s.expression, reads, loops), times.shape)
+        words = np.broadcast_to(word(s.expression, reads, s.grid), times.shape)
         inner = tuple(range(s.rank, len(s.loops)))
         if inner:
             words = _REDUCED[s.reduction](dsl.number(words, s.signed), axis=inner) & dsl.WORD
@@ -146,20 +147,6 @@ class _Array:
             if len(met := times[1:][times[1:] == times[:-1]]):
                 self.faults.append((int(met[0]), f"two accesses of the SRAM port of tile {number}"))
         return total
-
-
-def _word(e, reads, loops):
-    """The words of an expression of `program.Statement`."""
-    match e[0]:
-        case "const":
-            return np.int64(e[1])
-        case "read":
-            return reads[e[1]]
-        case "index":
-            return np.asarray(e[1].evaluate(loops)) & dsl.WORD
-        case "lut":
-            return np.asarray(e[1], np.int64)[_word(e[2], reads, loops) % len(e[1])]
-    return dsl.operate(e[0], e[1], *(_word(a, reads, loops) for a in e[2:]))
 
 
 def run(mapped: Mapped, data: dict[str, np.ndarray]) -> Run:
@@ -206,7 +193,7 @@ def run(mapped: Mapped, data: dict[str, np.ndarray]) -> Run:
         if missing := int((times >= array.cycles).sum()):
             raise RunError(f"{missing} of {found.size} output words of {name} never came")
         last, words = max(last, int(times.max())), words + found.size
-        typed = found.reshape(program.buffers[name].shape).astype(np.uint16).view(program.buffers[name].dtype)
+        typed = dsl.stored(found.reshape(program.buffers[name].shape), program.buffers[name].dtype)
         outputs[name] = program.as_written(name, typed)
     return Run(outputs, last, accesses, words, time.perf_counter() - begin)
 
@@ -232,16 +219,23 @@ def input_words(program: Program, data: dict[str, np.ndarray]) -> list[np.ndarra
         part = part.reshape(kept) if single else part
         if part.shape != kept:
             raise ProgramError(f"input {source}: expected {kept} in time, found {part.shape}")
-        words.append(part.astype(np.int64).ravel() & dsl.WORD)
+        words.append(dsl.stored(part, program.buffers[name].dtype).astype(np.int64).ravel() & dsl.WORD)
     return words
+
+
+def whole_arrays(mapped: Mapped, stages: dsl.Outputs, outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The array of each output stage, of what a run gives by buffer."""
+    arrays = {s.name: np.empty(s.shape, s.dtype) for s in dsl.stages(stages)}
+    for name, found in outputs.items():
+        source, lane = mapped.program.origins[name]
+        place = _place(lane, arrays[source].ndim)
+        arrays[source][place] = found.reshape(arrays[source][place].shape)
+    return arrays
 
 
 def differing_words(
     mapped: Mapped, stages: dsl.Outputs, data: dict[str, np.ndarray], outputs: dict[str, np.ndarray]
 ) -> int:
     """Words of `outputs` that differ from the oracle's."""
-    arrays, wrong = dsl.evaluate(stages, data), 0
-    for name, found in outputs.items():
-        source, lane = mapped.program.origins[name]
-        wrong += int((arrays[source][_place(lane, arrays[source].ndim)] != found).sum())
-    return wrong
+    arrays = dsl.evaluate(stages, data)
+    return sum(int((arrays[n] != found).sum()) for n, found in whole_arrays(mapped, stages, outputs).items())

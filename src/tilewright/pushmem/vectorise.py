@@ -79,6 +79,9 @@ def _bases(first, wide, split=False):
     """Affine schedules near `first`: its own, and others whose inner stride differs."""
     own = integers(np.stack([first, wide], axis=1), 5)
     if own is None:
+        first = _whole_rows(first, wide)
+        own = None if first is None else integers(np.stack([first, wide], axis=1), 5)
+    if own is None:
         return
     extents, strides = own
     times = [s[0] for s in strides]
@@ -94,6 +97,19 @@ def _bases(first, wide, split=False):
             parts = [row, extents[0] // row, *extents[1:]]
             for step in dict.fromkeys([row * times[0], row * times[0] // 3 * 3, -(-row * times[0] // 3) * 3]):
                 yield generate(parts, [3, step, *times[1:]], int(first[0]))
+
+
+def _whole_rows(first, wide):
+    """`first` as if each row began with a whole wide word: as much before the second one as that is before the third.
+    None where rows are not alike."""
+    for row in range(3, len(wide) + 1):
+        if len(wide) % row == 0:
+            rows = first.reshape(-1, row).copy()
+            step = rows[0, 2] - rows[0, 1]
+            if (np.diff(rows[:, 1:], axis=1) == step).all():
+                rows[:, 0] = rows[:, 1] - step
+                return rows.ravel()
+    return None
 
 
 def write_choices(stream: Stream, fetch: int) -> list[_Choice]:
@@ -239,7 +255,10 @@ def _controllers(uses, steps, chosen, fetch, share):
         else:
             stream = uses[u].reads[r][1]
             made[f"sram2tb{port}"] = controller(events, sram=sram, tb_row=np.arange(len(events)))
-            made[f"tb2out{port}"] = controller(stream.times, tb=choice.template[1])
+            tb = choice.template[1]
+            # The two rows of the buffer alternate either way; rows that are read backwards step down.
+            back = tb % fetch - tb // fetch * fetch
+            made[f"tb2out{port}"] = controller(stream.times, tb=tb) or controller(stream.times, tb=back)
             port += 1
     return None if None in made.values() else made
 
@@ -248,13 +267,14 @@ def plan_dp(uses: list[Use], depth: int = 2048) -> dict[str, Controller] | None:
     """Controllers of a dual-port tile: one word written and one read a cycle, the word read is out a cycle later."""
     (use,) = uses
     (_, read), write = use.reads[0], use.write
-    size = int(max(write.addresses.max(), read.addresses.max())) + 1
+    live = slice(None) if read.live is None else read.live
+    size = int(max(write.addresses.max(), read.addresses[live].max())) + 1
     there, last = np.full(size, _FAR), np.full(size, -_FAR)
     there[write.addresses] = write.times
     fetched = read.times - 1
-    if (fetched <= there[read.addresses]).any() or fetched.min() < 0:
+    if (fetched[live] <= there[read.addresses[live]]).any() or fetched.min() < 0:
         return None
-    np.maximum.at(last, read.addresses, fetched)
+    np.maximum.at(last, read.addresses[live], fetched[live])
     if size > depth and (there[depth:] < last[:-depth]).any():
         return None
     made: dict[str, Any] = {

@@ -5,7 +5,7 @@ buffer so much later. Reads whose distances vary ask a tile, or a chain of tiles
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -128,8 +128,8 @@ class _Buffer:
         last = 0
         for edge in edges:
             s = self.program.statement(edge.statement)
-            corners = {n: x - 1 for n, x in zip(s.loops, s.extents, strict=True)}
-            last = max(last, int(s.reads[edge.read].indices[0].evaluate(corners)))
+            rows = s.asked(edge.read, s.reads[edge.read].indices[0].evaluate(s.grid))
+            last = max(last, int(rows.max()))
         return min(self.shape[0], last + 1)
 
     def _words(self, rows: int) -> int:
@@ -165,20 +165,23 @@ class _Buffer:
                 f"{there}"
             )
         write = Stream(self.born, self.addresses)
-        known: dict[bytes, str] = {}
+        # Reads of one word in all cycles are one port.
+        known: dict[bytes, tuple[str, Stream]] = {}
         for edge, read in zip(self.asked, reads, strict=True):
-            # Reads of one word in all cycles are one port.
             key = read.times.tobytes() + read.addresses.tobytes()
-            if key not in known:
-                known[key] = f"{self.name}.{len(known)}"
-                self.streams.setdefault(self.name, []).append((known[key], read, write))
-            made.wires[edge.statement, edge.read] = known[key]
+            signal, other = known.get(key, (f"{self.name}.{len(known)}", read))
+            known[key] = signal, replace(read, live=np.logical_or(read.live, other.live))
+            made.wires[edge.statement, edge.read] = signal
+        self.streams.setdefault(self.name, []).extend((signal, read, write) for signal, read in known.values())
 
     def _read(self, edge: Edge) -> Stream:
         s = self.program.statement(edge.statement)
         extents = loops(s, self.fetch)
         place = np.indices(extents).reshape(len(extents), -1)
         live = np.all([g < e for g, e in zip(place, s.extents, strict=True)], axis=0)
+        asked = s.needed[edge.read]
+        if asked is not None:
+            live[live] = asked.ravel()
         values, times = dict(zip(s.loops, place, strict=True)), self.plan.times(s.name, extents).ravel()
         return Stream(times, self.linear(i.evaluate(values) for i in s.reads[edge.read].indices) + 0 * times, live)
 

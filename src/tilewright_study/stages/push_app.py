@@ -1,4 +1,4 @@
-"""An app of push memories, mapped, configured and run against numpy: the command's function.
+"""An app of push memories, or a program of one's own, mapped, configured and run against numpy: the command's function.
 
 ``map_app`` writes ``mapped.json``, ``configure_app`` writes ``config.json``, ``run_app`` writes ``run.csv``, all in one
 folder.
@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -16,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from tilewright.core import artifacts, registry
-from tilewright.core.errors import ArtifactError, TilewrightError
+from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError
 from tilewright.pushmem import configuration, dsl, mapping, memories, netlist, recurrence, simulate, storage
 from tilewright_study.experiments.push import apps
+from tilewright_study.stages import own_program
 
 STEPS = ("map", "configure", "run")
 VERSION = 3
@@ -93,27 +95,37 @@ def _held(use):
     }
 
 
-def map_app(app: str, memory: str, folder: str | Path, made_by: dict[str, Any] | None = None) -> mapping.Mapped:
-    """The mapped app, e.g. ``gaussian-64``, whose files are written to `folder`. Raises `TilewrightError`."""
-    mapped = mapping.compile(apps.program(app), memory)
+def map_app(
+    app: str,
+    memory: str,
+    folder: str | Path,
+    made_by: dict[str, Any] | None = None,
+    outputs: Sequence[dsl.Source] | None = None,
+) -> mapping.Mapped:
+    """The mapped app, e.g. ``gaussian-64``, or the program with these `outputs`, whose files are written to `folder`.
+
+    Raises `TilewrightError`.
+    """
+    mapped = mapping.compile(apps.program(app) if outputs is None else outputs, memory)
     told = {"app": app, "memory": memory}
     artifacts.write_json(Path(folder) / "mapped.json", MAPPED, VERSION, told | mapped_document(mapped), made_by)
     return mapped
 
 
-def mapped_app(folder: str | Path) -> tuple[str, str, mapping.Mapped]:
-    """``(app, memory, mapped app)`` of a folder that `map_app` wrote to.
+def mapped_app(app: str, memory: str, folder: str | Path, outputs: Sequence[dsl.Source]) -> mapping.Mapped:
+    """The mapped app of a folder that `map_app` wrote to. It is compiled again.
 
-    isl's objects are not kept: the app is compiled again. Raises `ArtifactError` where today's code maps it otherwise
-    than the files say.
+    Raises `ArtifactError` for another app, and where today's code maps it otherwise than the files say.
     """
     said = artifacts.read_json(Path(folder) / "mapped.json", MAPPED, VERSION)
-    mapped = mapping.compile(apps.program(said["app"]), said["memory"])
+    if [said["app"], said["memory"]] != [app, memory]:
+        raise ArtifactError(f"{folder}: expected {app} on {memory}, found {said['app']} on {said['memory']}")
+    mapped = mapping.compile(outputs, memory)
     if json.loads(json.dumps(mapped_document(mapped))) != {key: said[key] for key in mapped_document(mapped)}:
         raise ArtifactError(
             f"{folder}/mapped.json: expected the mapping that this code makes, found another; run --step map again"
         )
-    return said["app"], said["memory"], mapped
+    return mapped
 
 
 def _told(found):
@@ -141,14 +153,24 @@ def configure_app(
     return body
 
 
-def run_app(app: str, mapped: mapping.Mapped, memory: str, folder: str | Path, hardware: bool = True) -> dict:
-    """Run random words through the model and the RTL, and write one row of measures.
+def run_app(
+    app: str,
+    mapped: mapping.Mapped,
+    memory: str,
+    folder: str | Path,
+    hardware: bool = True,
+    outputs: Sequence[dsl.Source] | None = None,
+    images: Sequence[str] = (),
+    definition: str | None = None,
+) -> dict:
+    """Run words through the model and the RTL, and write one row of measures.
 
-    error words of the RTL are ``not run`` where `hardware` is False.
+    error words of the RTL are ``not run`` where `hardware` is False. images: of inputs, see `own_program.words`; others
+    are random. definition: in NumPy, ``FILE.py:NAME``, whose words are expected, too. Of a program of one's own, the
+    words of each output are written, ``<stage>.npy``.
     """
-    outputs, rng = apps.program(app), np.random.default_rng(0)
-    inputs = [s for s in dsl.stages_of(outputs) if not isinstance(s, dsl.Stage)]
-    data = {s.name: rng.integers(0, 1 << 16, s.shape).astype(s.dtype) for s in inputs}
+    stages = dsl.stages(apps.program(app) if outputs is None else outputs)
+    data = own_program.words(stages, images)
     run, priced = simulate.run(mapped, data), cost(mapped, memory)
     row = {
         "app": app,
@@ -163,18 +185,25 @@ def run_app(app: str, mapped: mapping.Mapped, memory: str, folder: str | Path, h
         "saved": priced.saved,
         "area_um2_cited": priced.area_um2,
         "energy_nj_cited": priced.energy_nj,
-        "error_words_model": simulate.differing_words(mapped, outputs, data, run.outputs),
+        "error_words_model": simulate.differing_words(mapped, stages, data, run.outputs),
         "error_words_rtl": "not run",
         "compile_s": mapped.seconds,
         "run_s": run.seconds,
     }
     if hardware:
-        row["error_words_rtl"] = simulate.differing_words(mapped, outputs, data, netlist.run(mapped, data))
+        row["error_words_rtl"] = simulate.differing_words(mapped, stages, data, netlist.run(mapped, data))
     text = io.StringIO()
     writer = csv.DictWriter(text, list(row), lineterminator="\n")
     writer.writeheader()
     writer.writerow(row)
     artifacts.write_text(Path(folder) / "run.csv", text.getvalue())
+    if outputs is not None:
+        arrays = simulate.whole_arrays(mapped, stages, run.outputs)
+        for name, words in arrays.items():
+            with artifacts.atomic(Path(folder) / f"{name}.npy") as temporary, open(temporary, "wb") as stream:
+                np.save(stream, words)
+        if definition is not None and (text := own_program.differing(definition, stages, data, arrays)):
+            raise TilewrightError(f"{app} on {memory}: {text}")
     return row
 
 
@@ -200,28 +229,36 @@ def cost(mapped: mapping.Mapped, memory: str) -> Cost:
     return Cost(AREA_UM2[memory] * len(mapped.tiles), ENERGY_PJ[memory] * words / 1e3, ports, saved)
 
 
-def run(app, memory, step, model_only, output):
+def run(app, memory, step, rtl, output, program=None, size=None, image=None, definition=None):
     """Write ``mapped.json`` (map), ``config.json`` (configure) and ``run.csv`` (run) to the folder `output`: all of
     them, or that of one step, which reads what the first one wrote.
 
     Raises `TilewrightError`, also where a word differs from numpy's.
     """
     registry.check("memory", memory, memories.NAMES)
-    if step in (None, "map"):
-        mapped = map_app(app, memory, output)
+    if (app is None) == (program is None):
+        raise ConfigError("expected either --app or --program")
+    if program is None:
+        own = {"--size": size, "--image": image, "--numpy": definition}
+        if given := [flag for flag, value in own.items() if value is not None]:
+            raise ConfigError(f"{', '.join(given)}: of a program of one's own; leave out with --app")
+        outputs = None
     else:
-        *found, mapped = mapped_app(output)
-        if found != [app, memory]:
-            raise ArtifactError(f"{output}: expected {app} on {memory}, found {' on '.join(found)}")
+        outputs = own_program.outputs(program, size)
+        app = Path(program).name if size is None else f"{Path(program).name}-{size}"
+    if step in (None, "map"):
+        mapped = map_app(app, memory, output, outputs=outputs)
+    else:
+        mapped = mapped_app(app, memory, output, apps.program(app) if outputs is None else outputs)
     if step in (None, "configure"):
         configure_app(mapped, memory, output)
     if step not in (None, "run"):
         return
-    row = run_app(app, mapped, memory, output, hardware=not model_only)
-    wrong = [row["error_words_model"], *([] if model_only else [row["error_words_rtl"]])]
+    row = run_app(app, mapped, memory, output, rtl, outputs, image or (), definition)
+    wrong = [row["error_words_model"], *([row["error_words_rtl"]] if rtl else [])]
     if any(wrong):
         raise TilewrightError(f"{app} on {memory}: expected the words of numpy, found {max(wrong)} that differ")
-    told = "RTL: not run" if model_only else "RTL: 0 words differ"
+    told = "RTL: 0 words differ" if rtl else "RTL: not run"
     print(
         f"{app} on {memory}: {row['tiles']} tiles, {row['pes']} PEs, {row['registers']} registers, last output in "
         f"cycle {row['last_cycle']}; 0 of {row['words']} words differ; {told}"
