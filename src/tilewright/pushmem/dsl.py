@@ -467,15 +467,16 @@ def _both(left: Any, right: Any) -> tuple[Expression, Expression]:
 
 def _constant(word: Expression, sign: str, divisor: Any) -> int:
     """A divisor. Raises `ProgramError` for one that is no constant, is 0 or too large for `word`."""
-    if not isinstance(divisor, int | np.integer) or isinstance(divisor, bool) or not divisor:
-        raise ProgramError(f"a word is divided by constants other than 0 only; found ({word}) {sign} ({divisor})")
+    given, divisor = divisor, int(divisor) if isinstance(divisor, int | np.integer) else 0
+    if not divisor or isinstance(given, bool):
+        raise ProgramError(f"a word is divided by constants other than 0 only; found ({word}) {sign} ({given})")
     if not word.signed and divisor < 0:
         raise ProgramError(
             f"an unsigned word is divided by positive constants; found ({word}) {sign} ({divisor}); see as_signed()"
         )
     if abs(divisor) > (WORD // 2 if word.signed else WORD):
         raise ProgramError(f"expected a divisor of 16 bits, found ({word}) {sign} ({divisor})")
-    return int(divisor)
+    return divisor
 
 
 def divide(word: Any, divisor: int, rounding: str = "down") -> Expression:

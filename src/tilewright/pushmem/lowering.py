@@ -120,6 +120,7 @@ class _Copy:
         self.loops = [f"i{d}" for d in range(len(stage.shape)) if d not in lane] or ["i0"]
         self.extents = [e for d, e in enumerate(stage.shape) if d not in lane] or [1]
         self.helpers: list[Statement] = []
+        self.number = itertools.count()
 
     def statements(self) -> list[Statement]:
         """In the order of what they read of each other; the last one is the copy."""
@@ -146,7 +147,7 @@ class _Copy:
 
     def helper(self, e: dsl.Expression) -> Access:
         """What `e` gives, computed by a statement of its own."""
-        made = self.statement(e, f"{self.name}__{len(self.helpers)}")
+        made = self.statement(e, f"{self.name}__{next(self.number)}")
         self.helpers.append(made)
         return Access(made.name, tuple(Index("var", (n,)) for n in self.loops))
 

@@ -170,7 +170,7 @@ class _Buffer:
         for edge, read in zip(self.asked, reads, strict=True):
             key = read.times.tobytes() + read.addresses.tobytes()
             signal, other = known.get(key, (f"{self.name}.{len(known)}", read))
-            known[key] = signal, replace(read, live=np.logical_or(read.live, other.live))
+            known[key] = signal, replace(read, live=np.asarray(read.live) | np.asarray(other.live))
             made.wires[edge.statement, edge.read] = signal
         self.streams.setdefault(self.name, []).extend((signal, read, write) for signal, read in known.values())
 
