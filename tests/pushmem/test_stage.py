@@ -182,9 +182,9 @@ def test_what_a_file_cannot_give_is_told_in_one_line(program, options, message, 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({}, "expected either --app or --program"),
+        ({}, "expected either --app or --program, found neither"),
         ({"app": "gaussian-8", "program": "a.py:b"}, "expected either --app or --program"),
-        ({"app": "gaussian-8", "size": 4, "image": ["a"]}, "--size, --image: of a program of one's own"),
+        ({"app": "gaussian-8", "size": 4, "image": ["a"]}, "--size, --image: for --program only"),
         ({"program": "a:b"}, "--program: expected FILE.py:NAME, found a:b"),
         ({"program": "a.py:b"}, "--program: a.py: expected a file, found none"),
     ],

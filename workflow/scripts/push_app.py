@@ -14,13 +14,13 @@ from tilewright_study.stages.push_app import STEPS, run
 parser = parser_for(__doc__)
 add = parser.add_argument
 add("--app", help="an app and the side of its image, such as gaussian-64")
-add("--program", metavar="FILE.py:NAME", help="a program of one's own: stages, or a function of a size")
+add("--program", metavar="FILE.py:NAME", help="a program in a file: stages, or a function of a size")
 add("--size", type=flags.count, help="what the function of --program is called with (default: nothing)")
 add("--image", action="append", metavar="[NAME=]FILE", help="an input: a .npy or an image (default: random words)")
-add("--numpy", dest="definition", metavar="FILE.py:NAME", help="a function of arrays whose words are expected, too")
+add("--numpy", dest="definition", metavar="FILE.py:NAME", help="compare with a function of arrays, too")
 add("--memory", default="pub", help="kind of memory tile: pub, wide with aggregators, or dp, dual-port (default: pub)")
 add("--step", choices=STEPS, help="run one step; the steps that it needs must be done (default: all)")
-add("--rtl", action=argparse.BooleanOptionalAction, default=True, help="run the RTL beside the model (default: yes)")
+add("--rtl", action=argparse.BooleanOptionalAction, default=True, help="run the RTL after the model (default: yes)")
 add(
     "--output",
     type=flags.folder,

@@ -263,7 +263,7 @@ class Expression:
         return self // other, self % other
 
     def __truediv__(self, other: Any) -> NoReturn:
-        raise ProgramError(f"a word is whole: // rounds down, and divide() as it is told; found {self} / {other}")
+        raise ProgramError(f"a word is whole: // rounds down, divide() has other roundings; found {self} / {other}")
 
     def __rtruediv__(self, other: Any) -> NoReturn:
         raise ProgramError(f"a word is divided by constants only; found {other} / {self}")

@@ -204,9 +204,7 @@ class _Body:
                 return self.divided(e)
             case Op():
                 return (e.name, e.signed, *map(self.lowered, e.args))
-        raise ProgramError(
-            f"{self.copy.stage.name}: {e} stands within another reduction; expected it in a stage of its own"
-        )
+        raise ProgramError(f"{self.copy.stage.name}: {e} stands within another reduction; expected it in another stage")
 
     def access(self, access: Access) -> Any:
         if access not in self.reads:

@@ -237,11 +237,11 @@ def run(app, memory, step, rtl, output, program=None, size=None, image=None, def
     """
     registry.check("memory", memory, memories.NAMES)
     if (app is None) == (program is None):
-        raise ConfigError("expected either --app or --program")
+        raise ConfigError(f"expected either --app or --program, found {'both' if app else 'neither'}")
     if program is None:
         own = {"--size": size, "--image": image, "--numpy": definition}
         if given := [flag for flag, value in own.items() if value is not None]:
-            raise ConfigError(f"{', '.join(given)}: of a program of one's own; leave out with --app")
+            raise ConfigError(f"{', '.join(given)}: for --program only; leave out with --app")
         outputs = None
     else:
         outputs = own_program.outputs(program, size)
