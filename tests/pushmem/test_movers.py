@@ -93,7 +93,7 @@ def test_the_least_descriptors_are_those_of_all_cuts_and_loops(addresses):
         assert (answer.status, answer.descriptors, answer.least) == (least.SOLVED, fewest, True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_random_nests_are_moved_as_they_are_read(data):
     mover = movers.mover(data.draw(st.sampled_from(movers.NAMES)))
