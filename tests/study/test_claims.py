@@ -548,7 +548,9 @@ def test_a_faster_row_of_any_attention_in_any_form_decides_about_networks(name, 
         assert row["verdict"] == ("faster" if us > ours_us else "slower")
         assert row["verdict_graph"] == ("faster" if gpu_us > ours_gpu_us else "slower")
         assert (row["peer"], row["peer_form"]) == (name, "compiled" if compiled else "")
-    assert judged(tmp_path, [path], id="end_to_end_graph:vil")["verdict"] == "not met"
+    if name == "anew":
+        # A claim asks the table alone.
+        assert judged(tmp_path, [path], id="end_to_end_graph:vil")["verdict"] == "not met"
 
 
 def test_what_was_not_compiled_is_not_held_against_ours_that_was(tmp_path):

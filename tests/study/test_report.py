@@ -307,10 +307,10 @@ def window(written, tmp_path_factory):
         yield opened
 
 
-@pytest.fixture(params=[1280, 390], ids=["wide", "narrow"])
-def opened(window, request, written):
+def shown(window, width):
+    """The page of this width, with the explorer."""
     window.messages()
-    window.open(Path("study.report.html").absolute().as_uri(), request.param)
+    window.open(Path("study.report.html").absolute().as_uri(), width)
     # What is closed shows nothing, and links open what they lead to.
     assert window.run("return document.querySelector('#figure-speedup img').getAttribute('src')") is None
     window.run("location.hash = 'table-latency'; document.getElementById('explore').click()")
@@ -318,6 +318,17 @@ def opened(window, request, written):
         "return document.querySelector('#plot .heatmaplayer image') && document.getElementById('rows-latency')"
     )
     return window
+
+
+@pytest.fixture(params=[1280, 390], ids=["wide", "narrow"])
+def opened(window, request, written):
+    return shown(window, request.param)
+
+
+@pytest.fixture
+def wide(window, written):
+    """For what does not depend on the width."""
+    return shown(window, 1280)
 
 
 def choose(window, name, value):
@@ -357,44 +368,41 @@ def test_figures_are_there_and_large_enough_to_read(opened):
 
 
 @in_browser
-def test_the_explorer_begins_with_the_headline_plan(opened):
+def test_the_explorer_begins_with_the_headline_plan(wide):
     chosen = "return ['order', 'plan'].map((name) => document.getElementById('controls').elements[name].value)"
     # No window order is in this study.
-    assert opened.run(chosen) == ["none", "mixed tiles, HiGHS"]
-    choose(opened, "order", "IC")
-    choose(opened, "plan", "8x1 tiles, greedy")
-    assert opened.run(chosen) == ["IC", "8x1 tiles, greedy"]
-    height = opened.run("return document.getElementById('plot').clientHeight")
+    assert wide.run(chosen) == ["none", "mixed tiles, HiGHS"]
+    choose(wide, "order", "IC")
+    choose(wide, "plan", "8x1 tiles, greedy")
+    assert wide.run(chosen) == ["IC", "8x1 tiles, greedy"]
+    height = wide.run("return document.getElementById('plot').clientHeight")
     assert height <= 900 - 220
 
 
 @in_browser
-def test_a_change_of_colour_keeps_the_zoom(opened):
-    if opened.run("return window.innerWidth") < 600:
-        pytest.skip("a finger scrolls there, and does not zoom")
+def test_a_change_of_colour_keeps_the_zoom(wide):
+    # On a narrow page a finger scrolls there, and does not zoom.
     zoom = "return document.getElementById('plot').layout.xaxis.range"
-    whole = opened.run(zoom)
-    opened.run(
-        "document.documentElement.style.scrollBehavior = 'auto'; document.getElementById('plot').scrollIntoView()"
-    )
-    x, y = opened.run("const r = document.querySelector('#plot .nsewdrag').getBoundingClientRect(); return [r.x, r.y]")
-    opened.drag((x + 100, y + 100), (x + 250, y + 300))
-    zoomed = opened.until(
+    whole = wide.run(zoom)
+    wide.run("document.documentElement.style.scrollBehavior = 'auto'; document.getElementById('plot').scrollIntoView()")
+    x, y = wide.run("const r = document.querySelector('#plot .nsewdrag').getBoundingClientRect(); return [r.x, r.y]")
+    wide.drag((x + 100, y + 100), (x + 250, y + 300))
+    zoomed = wide.until(
         f"const now = document.getElementById('plot').layout.xaxis.range; return now[0] > {whole[0]} && now"
     )
-    choose(opened, "colour", "density")
-    assert opened.run(zoom) == zoomed
-    choose(opened, "order", "IC")
-    assert opened.run(zoom) == whole
+    choose(wide, "colour", "density")
+    assert wide.run(zoom) == zoomed
+    choose(wide, "order", "IC")
+    assert wide.run(zoom) == whole
 
 
 @in_browser
-def test_dark_pages_are_dark_and_pictures_stay_on_white(opened):
+def test_dark_pages_are_dark_and_pictures_stay_on_white(wide):
     schemes = {}
     for scheme in ("dark", "light"):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        opened.post("/goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"features": features})
-        schemes[scheme] = opened.run(
+        wide.post("/goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"features": features})
+        schemes[scheme] = wide.run(
             "return ['body', '#figure-speedup img'].map("
             "(place) => getComputedStyle(document.querySelector(place)).backgroundColor)"
         )
@@ -425,22 +433,22 @@ def test_pointing_at_an_item_says_what_it_is(opened):
 
 
 @in_browser
-def test_the_choice_decides_what_is_drawn(opened):
+def test_the_choice_decides_what_is_drawn(wide):
     said = "return document.getElementById('plan-facts').textContent"
     drawn = "return JSON.stringify(document.getElementById('plot').data[0].z)"
-    before = opened.run(said), opened.run(drawn)
+    before = wide.run(said), wide.run(drawn)
     options = "return [...document.getElementById('controls').elements.model.options].map((o) => o.value)"
-    assert opened.run(options) == ["vil-tiny-224-s1", "dynamicvit-s-224"]
-    choose(opened, "order", "IC")
-    after = opened.run(said), opened.run(drawn)
+    assert wide.run(options) == ["vil-tiny-224-s1", "dynamicvit-s-224"]
+    choose(wide, "order", "IC")
+    after = wide.run(said), wide.run(drawn)
     assert after[1] != before[1]
-    choose(opened, "plan", "8x1 tiles, greedy")
-    assert "heuristic" in opened.run(said) and opened.run(said) != after[0]
-    choose(opened, "colour", "density")
-    assert opened.run("return document.getElementById('plot').data[0].zmax") == 1
-    choose(opened, "model", "dynamicvit-s-224")
-    assert opened.run("return document.getElementById('controls').elements.order.value") == "IC"
-    assert opened.messages() == []
+    choose(wide, "plan", "8x1 tiles, greedy")
+    assert "heuristic" in wide.run(said) and wide.run(said) != after[0]
+    choose(wide, "colour", "density")
+    assert wide.run("return document.getElementById('plot').data[0].zmax") == 1
+    choose(wide, "model", "dynamicvit-s-224")
+    assert wide.run("return document.getElementById('controls').elements.order.value") == "IC"
+    assert wide.messages() == []
 
 
 @in_browser

@@ -376,25 +376,29 @@ def test_variants_are_compiled_side_by_side(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("change", ["name", "driver", "torch", "triton", "multiprocessors", "kernel"])
-def test_another_device_driver_library_or_kernel_has_another_calibration(gpu, monkeypatch, change):
-    stated = made_for()
+def test_another_device_driver_library_or_kernel_has_another_calibration(gpu, monkeypatch):
     calibration.of([TILE], 64, "bfloat16")
-    calls = gpu.calls
-    if change == "kernel":
-        monkeypatch.setattr(calibration, "kernel_digest", lambda: "another")
-    else:
-        versions = DEVICE["versions"] | {change: "9.9"} if change in DEVICE["versions"] else DEVICE["versions"]
-        other = {} if change in DEVICE["versions"] else {change: 4 if change == "multiprocessors" else "another"}
-        monkeypatch.setattr(devices, "describe", lambda kind: {**DEVICE, **other, "versions": versions})
-    changed = made_for()
-    assert calibration.path_of(changed) != calibration.path_of(stated)
-    calibration.of([TILE], 64, "bfloat16")
-    assert gpu.calls == 2 * calls
+    calls, paths = gpu.calls, {calibration.path_of(made_for())}
+    for change in ("name", "driver", "torch", "triton", "multiprocessors", "kernel"):
+        with monkeypatch.context() as changed:
+            if change == "kernel":
+                changed.setattr(calibration, "kernel_digest", lambda: "another")
+            else:
+                value = {change: 4 if change == "multiprocessors" else "9.9"}
+                other = {"versions": DEVICE["versions"] | value} if change in DEVICE["versions"] else value
+                stated = DEVICE | other
+                changed.setattr(devices, "describe", lambda kind, stated=stated: stated)
+            assert calibration.path_of(made_for()) not in paths, change
+            paths.add(calibration.path_of(made_for()))
+            if change in ("driver", "kernel"):
+                # What this process holds is of the other one, too.
+                before = gpu.calls
+                calibration.of([TILE], 64, "bfloat16")
+                assert gpu.calls == before + calls
+    assert len(paths) == 7
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign", "negative", "empty"])
-def test_a_broken_file_is_replaced_with_one_line(gpu, monkeypatch, caplog, damage):
+def test_a_broken_file_is_replaced_with_one_line(gpu, monkeypatch, caplog):
     found = calibration.of([TILE], 64, "bfloat16")["64x1"]
     path, calls = calibration.path_of(made_for()), gpu.calls
     text = path.read_text()
@@ -404,16 +408,18 @@ def test_a_broken_file_is_replaced_with_one_line(gpu, monkeypatch, caplog, damag
         "negative": text.replace('"launch_us": ', '"launch_us": -'),
         "empty": "",
     }
-    path.write_text(broken[damage])
-    monkeypatch.setattr(calibration, "_HELD", {})
-    assert replace(calibration.of([TILE], 64, "bfloat16")["64x1"], seconds=0.0) == replace(found, seconds=0.0)
-    assert gpu.calls == 2 * calls
-    (record,) = caplog.records
-    assert "a calibration is made again" in record.getMessage() and "\n" not in record.getMessage()
-    assert str(path) in record.getMessage()
-    monkeypatch.setattr(calibration, "_HELD", {})
-    calibration.of([TILE], 64, "bfloat16")
-    assert gpu.calls == 2 * calls
+    for number, (damage, content) in enumerate(broken.items(), 2):
+        caplog.clear()
+        path.write_text(content)
+        monkeypatch.setattr(calibration, "_HELD", {})
+        assert replace(calibration.of([TILE], 64, "bfloat16")["64x1"], seconds=0.0) == replace(found, seconds=0.0)
+        assert gpu.calls == number * calls, damage
+        (record,) = caplog.records
+        assert "a calibration is made again" in record.getMessage() and "\n" not in record.getMessage()
+        assert str(path) in record.getMessage()
+        monkeypatch.setattr(calibration, "_HELD", {})
+        calibration.of([TILE], 64, "bfloat16")
+        assert gpu.calls == number * calls, damage
 
 
 def test_without_a_place_for_files_a_calibration_serves_the_process(gpu, monkeypatch, tmp_path, caplog):

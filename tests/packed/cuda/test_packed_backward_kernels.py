@@ -82,7 +82,7 @@ def test_head_dims(head_dim, dtype):
     check([33, 20], head_dim=head_dim, dtype=dtype)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=5),
     spare=st.integers(0, 40),
