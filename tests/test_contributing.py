@@ -33,17 +33,24 @@ def left_out(folder, names):
     return made | {name for name in names if name.startswith(".") or name.endswith(".egg-info")}
 
 
-@pytest.mark.parametrize(("title", "diff", "commands"), SHOWN, ids=[title for title, *_ in SHOWN])
-def test_an_addition_works_as_shown(title, diff, commands, tmp_path):
-    checkout = shutil.copytree(ROOT, tmp_path / "checkout", ignore=left_out)
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of this checkout with all that is shown."""
+    checkout = shutil.copytree(ROOT, tmp_path_factory.mktemp("added") / "checkout", ignore=left_out)
     # Snakemake ends when its last timer does: nothing is timed here.
     profile = checkout / "profiles/default/profile.yaml"
     profile.write_text(profile.read_text().replace("1000/10s", "1000/1s"))
-    new = re.search(r"^--- /dev/null\n\+\+\+ b/.+/(\w+)\.py$", diff, re.MULTILINE).group(1)
-    subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=checkout, check=True)
-    assert len(re.findall(r"^\+\+\+ ", diff, re.MULTILINE)) == 2, "one new file, one line"
+    for _, diff, _ in SHOWN:
+        subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=checkout, check=True)
     for check in (["check"], ["format", "--check"]):
         subprocess.run([sys.executable, "-m", "ruff", *check, "src"], cwd=checkout, check=True)
+    return checkout
+
+
+@pytest.mark.parametrize(("title", "diff", "commands"), SHOWN, ids=[title for title, *_ in SHOWN])
+def test_an_addition_works_as_shown(title, diff, commands, checkout):
+    new = re.search(r"^--- /dev/null\n\+\+\+ b/.+/(\w+)\.py$", diff, re.MULTILINE).group(1)
+    assert len(re.findall(r"^\+\+\+ ", diff, re.MULTILINE)) == 2, "one new file, one line"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(checkout / "src")}
     for command in commands.splitlines():
@@ -51,8 +58,8 @@ def test_an_addition_works_as_shown(title, diff, commands, tmp_path):
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
         if command.startswith("pytest"):
             assert re.search(r"\b[1-9]\d* passed", done.stdout) and "skipped" not in done.stdout
-    for table in checkout.glob("*.csv"):
-        rows = {row["provider"]: row["status"] for row in csv.DictReader(table.open())}
+    for table in re.findall(r"--output (\S+\.csv)", commands):
+        rows = {row["provider"]: row["status"] for row in csv.DictReader((checkout / table).open())}
         assert rows[new] == "ok"
 
 

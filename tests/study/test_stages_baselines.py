@@ -82,6 +82,7 @@ print(found["fxgraph_cache_miss"], found["fxgraph_cache_hit"])
 """
 
 
+@pytest.mark.slow
 def test_a_later_process_finds_what_was_compiled_ahead(graphs, tmp_path):
     def counted(output, **more):
         options = {"baselines": ["flex"], "graph": [str(graphs[0])], "output": str(tmp_path / output), **SIZES, **QUICK}

@@ -208,6 +208,7 @@ def test_a_changed_page_makes_the_report_again_alone(study, checkout, tmp_path, 
     assert [name for name, _ in jobs] == ["report"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_and_leaves_no_broken_file(tmp_path):
     wanted = [f"results/blocks/vil-tiny-64-s1/{r}/{t}.npz" for r in ("none", "ic") for t in ("16x1", "64x64")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

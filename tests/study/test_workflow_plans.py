@@ -15,13 +15,19 @@ from tilewright_study import config, experiments, figures, tables
 
 # Parts of the study, as pages have them; a reader's own profile is a copy of the one for clusters.
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/tutorials").glob("*.md")]
-DOCUMENTED = sorted(
-    {
-        line.replace("profiles/mine", "profiles/slurm-a100").removesuffix(" -n --quiet rules")
-        for page in PAGES
-        for line in re.findall(r"^ *snakemake (.+?)(?: +#.*)?$", page.read_text(), re.MULTILINE)
-    }
-)
+# Other tests of this file plan the whole study and single experiments of a GPU's; a dry run and another folder are what
+# all of them do.
+PLANNED = {"--cores all --configfile config/all.yaml", "--cores all --dry-run", "--cores all --directory ../study"}
+PLANNED |= {
+    f"--workflow-profile profiles/h200 --config 'experiments=[{names}]'"
+    for names in ("pruned_accuracy", "worth", "ragged, pruned")
+}
+STATED = {
+    line.replace("profiles/mine", "profiles/slurm-a100").removesuffix(" -n --quiet rules")
+    for page in PAGES
+    for line in re.findall(r"^ *snakemake (.+?)(?: +#.*)?$", page.read_text(), re.MULTILINE)
+}
+DOCUMENTED = sorted(STATED - PLANNED)
 # The rules of experiments whose cases need no file of the study.
 EXPERIMENTS = ("experiment", "experiment_on_host", "experiment_untimed")
 
@@ -188,14 +194,16 @@ def test_selected_experiments_of_the_gpu_study_run_alone(tmp_path):
     assert len(pruned) == 13 and {case.rpartition("-")[2] for case in pruned} == {*pruners.NAMES} - {"none"}
 
 
-@pytest.mark.parametrize("setting", ["attention={'baselines': [sdpa_dense]}", "networks={'attention': {'flex': []}}"])
-def test_what_does_not_compile_is_not_compiled_ahead(tmp_path, setting):
-    # Slices are measured against FlexAttention too.
-    without = [f"{name}={{'baselines': [sdpa_dense]}}" for name in ("slices", "recall")]
-    without.append("neighborhood={'layers': []}")
-    counts = Counter(name for name, _ in plan(tmp_path, "--config", setting, *without, configs=[ALL]))
-    rule, left = ("baselines", "experiment") if setting.startswith("attention") else ("experiment", "baselines")
-    assert counts[f"compile_{rule}"] == 0 and counts[rule] > 0 and counts[f"compile_{left}"] > 0
+# FlexAttention, which else neighbourhoods alone compile in the small study.
+COMPILING = {"attention": {"baselines": ["sdpa_dense", "flex"]}, "networks": {"attention": {"flex": [1]}}}
+
+
+@pytest.mark.parametrize("section", COMPILING)
+def test_what_does_not_compile_is_not_compiled_ahead(tmp_path, section):
+    compiling = overlay(tmp_path / "flex.yaml", {section: COMPILING[section], "neighborhood": {"layers": []}})
+    counts = Counter(name for name, _ in plan(tmp_path, configs=(TINY, compiling)))
+    rule, left = ("baselines", "experiment") if section == "attention" else ("experiment", "baselines")
+    assert counts[f"compile_{rule}"] > 0 == counts[f"compile_{left}"] and counts[left] > 0
 
 
 def test_what_is_compiled_ahead_is_for_the_threads_of_the_timed_job(tmp_path):
