@@ -486,7 +486,7 @@ def transformers_backbone(state):
 
 def of_mmsegmentation(state):
     kept = {key: x for key, x in state.items() if key.startswith("backbone.")}
-    return kept | {"decode_head.convs.0.conv.weight": torch.zeros(256, 32, 1, 1)}
+    return kept | {"decode_head.fusion_conv.conv.weight": torch.zeros(256, 1024, 1, 1)}
 
 
 def test_unknown_names_are_no_backbone(tmp_path, network, caplog):
@@ -503,7 +503,7 @@ def without_stage_3(state):
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        (of_mmsegmentation, "expected the head linear_c1 to linear_c4, .*, found the head of mmsegmentation 1.x"),
+        (of_mmsegmentation, "expected the head segformer, found the head mmseg; head='mmseg' takes it"),
         (without_stage_3, "missing: backbone.block3"),
         (lambda s: s | {"decode_head.linear_pred.bias": torch.zeros(19)}, r"linear_pred.bias \[19\] for \[5\]"),
         (lambda s: {k: x for k, x in transformers_names(s).items() if ".value." not in k}, "not a checkpoint"),
@@ -546,7 +546,7 @@ def test_names(text, size):
         ({"image_size": (512, 16)}, "at least 32 pixels a side, found 512x16"),
         ({"image_size": (64, 64, 64)}, "image_size"),
         ({"num_classes": 0}, "num_classes"),
-        ({"decoder": "mlp"}, "decoder: expected one of folded, published, found 'mlp'"),
+        ({"decoder": "mlp"}, "decoder: expected one of folded, published of the head segformer, found 'mlp'"),
         ({"heads": 3}, "options: variant, image_size, num_classes, decoder"),
         ({"plans": {"reorder": "ic"}}, "plans: expected attention 'tilewright'"),
     ],

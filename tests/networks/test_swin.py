@@ -30,7 +30,6 @@ def small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(pattern.VARIANTS, "tiny", pattern.Size(32, (2, 2, 3, 2), 1))
         patch.setattr(pattern, "CHANNELS", 64)
-        patch.setattr(swin.Options, "channels", 64)
         yield
 
 
@@ -320,7 +319,7 @@ def test_names():
     [
         ({"variant": "huge"}, "variant: expected one of tiny, small, base, found 'huge'"),
         ({"image_size": (512, 16)}, "at least 32 pixels a side, found 512x16"),
-        ({"decoder": "folded"}, "options: variant, image_size, num_classes"),
+        ({"decoder": "folded"}, "decoder: expected one of published of the head upernet, found 'folded'"),
         ({"checkpoint": "cached"}, "timm publishes no weights of swin"),
     ],
 )

@@ -7,7 +7,7 @@ from torch import nn
 
 from tilewright.masks import segformer as pattern
 from tilewright.masks import swin
-from tilewright.networks import create
+from tilewright.networks import from_checkpoint
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed, or cannot be imported")
 
@@ -47,7 +47,7 @@ def test_a_segformer_is_that_of_transformers(tmp_path, variant, size, decoder):
         depths=list(known.depths),
         num_attention_heads=[1, 2, 5, 8],
         decoder_hidden_size=known.channels,
-        num_labels=19,
+        id2label={0: "road"} | {number: f"LABEL_{number}" for number in range(1, 19)},
     )
     theirs = drawn(transformers.SegformerForSemanticSegmentation(config))
     # They have torch's own everywhere; the weights that people have were trained with these.
@@ -56,7 +56,11 @@ def test_a_segformer_is_that_of_transformers(tmp_path, variant, size, decoder):
             module.eps = config.layer_norm_eps
     theirs.save_pretrained(tmp_path)
     checkpoint = tmp_path / "model.safetensors"
-    ours = create("segformer", variant=variant, image_size=size, num_classes=19, checkpoint=checkpoint, decoder=decoder)
+    ours = from_checkpoint(tmp_path if decoder == "folded" else checkpoint, image_size=size, decoder=decoder)
+    assert (ours.options.variant, ours.options.head) == (variant, "segformer") and ours.labels[:2] == (
+        "road",
+        "LABEL_1",
+    )
     expected = theirs(images(size)).logits
     assert 0.3 < expected.std() < 3
     torch.testing.assert_close(ours(images(size)), expected, atol=1e-5, rtol=0)
@@ -68,10 +72,9 @@ def test_a_segformer_is_that_of_transformers(tmp_path, variant, size, decoder):
     ("variant", "size"), [("tiny", (64, 64)), ("tiny", (120, 226)), ("tiny", (33, 58)), ("base", (224, 64))]
 )
 def test_a_swin_with_upernet_is_that_of_transformers(tmp_path, monkeypatch, variant, size, attention):
-    # As published, but for the channels of the decoder and the depth of the third stage.
+    # As published, but for the channels of the head and the depth of the third stage.
     known = swin.VARIANTS[variant]._replace(depths=(2, 2, 3, 2))
     monkeypatch.setitem(swin.VARIANTS, variant, known)
-    monkeypatch.setattr(swin, "CHANNELS", 64)
     config = transformers.UperNetConfig(
         backbone_config=transformers.SwinConfig(
             embed_dim=known.width,
@@ -86,7 +89,8 @@ def test_a_swin_with_upernet_is_that_of_transformers(tmp_path, monkeypatch, vari
     theirs = drawn(transformers.UperNetForSemanticSegmentation(config))
     theirs.save_pretrained(tmp_path)
     checkpoint = tmp_path / "model.safetensors"
-    ours = create("swin", variant=variant, image_size=size, num_classes=19, checkpoint=checkpoint, attention=attention)
+    ours = from_checkpoint(checkpoint, image_size=size, attention=attention)
+    assert (ours.options.variant, ours.options.channels, len(ours.labels)) == (variant, 64, 19)
     expected = theirs(images(size)).logits
     assert 0.3 < expected.std() < 3
     # They resize the maps to the image.

@@ -173,7 +173,7 @@ def load(network: torch.nn.Module, path: Path | str, adapt: Callable) -> None:
 def _adapted(state, adapt, network, wanted, path):
     """`state` under the names of `network`, which has those `wanted`, without a prefix where its names have none."""
     refused, best, most = None, state, 0
-    for prefix in _prefixes(state):
+    for prefix in prefixes(state):
         try:
             found = adapt({name[len(prefix) :]: tensor for name, tensor in state.items()}, network)
         except (KeyError, RuntimeError, ValueError, IndexError) as error:
@@ -189,7 +189,7 @@ def _adapted(state, adapt, network, wanted, path):
     return best
 
 
-def _prefixes(state):
+def prefixes(state: dict[str, torch.Tensor]) -> list[str]:
     """What all names of a state begin with, whole parts up to a dot, the shortest first."""
     parts = [name.split(".")[:-1] for name in state]
     shared = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))

@@ -10,7 +10,12 @@ from typing import Any, NamedTuple
 
 from tilewright.core import sides
 
-NETWORK_NAMING = "segformer-<b0|b1|b2|b3|b4|b5>-<size or height x width>, e.g. segformer-b0-512"
+NETWORK_NAMING = (
+    "segformer-<b0|b1|b2|b3|b4|b5>-<size or height x width>[-<mmseg|upernet|linear>], e.g. segformer-b0-512"
+)
+# Heads behind its four stages, its own first, and channels of the two that others have made.
+DECODE_HEADS = ("segformer", "mmseg", "upernet", "linear")
+MMSEG_CHANNELS, UPERNET_CHANNELS = 256, 512
 
 
 class Size(NamedTuple):
@@ -40,10 +45,17 @@ LEAST = 32
 
 def network_fields(name: str) -> dict | None:
     """Options of the network that a name states, or None."""
-    match = re.fullmatch(rf"segformer-({'|'.join(VARIANTS)})-{sides.SIZE}", name)
+    tags = "|".join(DECODE_HEADS[1:])
+    match = re.fullmatch(rf"segformer-({'|'.join(VARIANTS)})-{sides.SIZE}(?:-({tags}))?", name)
     if not match:
         return None
-    return {"variant": match[1], "image_size": sides.stated(match[2], match[3])}
+    head = {"head": match[4]} if match[4] else {}
+    return {"variant": match[1], "image_size": sides.stated(match[2], match[3]), **head}
+
+
+def channels(variant: str, head: str) -> int:
+    """Channels of a head as published; of a linear one, which has none, those of SegFormer's own."""
+    return {"mmseg": MMSEG_CHANNELS, "upernet": UPERNET_CHANNELS}.get(head, VARIANTS[variant].channels)
 
 
 def grids(pixels: Any) -> list[tuple[int, int]]:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from tilewright.graph import Graph
 
 NAMING = "swin-<side>-w<window>[-shift], e.g. swin-56-w7-shift"
-NETWORK_NAMING = "swin-<tiny|small|base>-<size or height x width>, e.g. swin-tiny-512"
+NETWORK_NAMING = "swin-<tiny|small|base>-<size or height x width>[-linear], e.g. swin-tiny-512"
+# Heads behind its four stages, the published one first.
+DECODE_HEADS = ("upernet", "linear")
 
 
 class Size(NamedTuple):
@@ -61,10 +63,16 @@ def fields(name: str) -> dict[str, Any] | None:
 
 def network_fields(name: str) -> dict | None:
     """Options of the network that a name states, or None."""
-    match = re.fullmatch(rf"swin-({'|'.join(VARIANTS)})-{sides.SIZE}", name)
+    match = re.fullmatch(rf"swin-({'|'.join(VARIANTS)})-{sides.SIZE}(-linear)?", name)
     if not match:
         return None
-    return {"variant": match[1], "image_size": sides.stated(match[2], match[3])}
+    head = {"head": "linear"} if match[4] else {}
+    return {"variant": match[1], "image_size": sides.stated(match[2], match[3]), **head}
+
+
+def channels(variant: str, head: str) -> int:
+    """Channels of a head as published."""
+    return CHANNELS
 
 
 def grids(pixels: tuple[int, int]) -> Any:

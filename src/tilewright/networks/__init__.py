@@ -12,6 +12,7 @@ Contract of a member module (a family of networks, named as its family of graphs
         they are reported.
     ``name(options) -> str``: the network's name in files and figures, e.g. ``vil-tiny-224``.
     ``timm_name(options) -> str``: for families whose official weights timm or the hub holds, under which name.
+    ``recognised(state) -> dict | None``: for networks of maps, what of ``Options`` a checkpoint's tensors state.
     ``layers(options, path) -> list``: for networks of maps, what a path computes (`layers`).
     ``stated(options) -> dict``: for families whose parts have settings, such as pruners: what a user states, as fields
         of ``Options``.
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit", "segformer", "swin")
 VIDEO = ("wan",)
+# Those from images to maps, which a file of weights may be of.
+MAPS = ("segformer", "swin")
 # Of a side of images. ASSUME: as `core.flags.pixels`.
 MOST_PIXELS = 65536
 
@@ -158,6 +161,46 @@ def create(
     if plans is not None:
         _plan_as(network, name, plans)
     return network
+
+
+def from_checkpoint(
+    path: str | Path, *, image_size: int | tuple[int, int] = 512, attention: str | None = None, **options: Any
+) -> "torch.nn.Module":
+    """Build the network of maps whose weights a file holds, in evaluation mode.
+
+    Family, variant, head, its channels and the number of classes are those of the tensors. ``network.labels`` has the
+    names of the classes where a ``config.json`` lies beside the file, else it is empty. Nothing is downloaded.
+
+    Parameters
+    ----------
+    path : str or Path
+        A SegFormer or a Swin: an official file of NVlabs or Microsoft, one of mmsegmentation 1.x, or a file or folder
+        of transformers 4 and 5.
+    image_size : int or (int, int)
+        Pixels of a side, or height and width.
+    attention : str, optional
+        As `create` takes it.
+    **options
+        Replace those of the file, such as ``decoder``. A backbone alone needs ``num_classes``.
+
+    Returns
+    -------
+    torch.nn.Module
+        From images [B, 3, H, W] to maps [B, classes, rows, columns].
+
+    Raises
+    ------
+    ArtifactError
+        For a file that is missing or damaged, and for weights of another network, with what was expected and found.
+    ConfigError
+        For options that are unknown or out of range.
+
+    Examples
+    --------
+    >>> import tilewright as tw
+    >>> net = tw.networks.from_checkpoint("segformer.b0.512x512.ade.160k.pth")  # doctest: +SKIP
+    """
+    return import_module(f"{__name__}._recognised").opened(path, image_size, attention, options)
 
 
 def create_video(

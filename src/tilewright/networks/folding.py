@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tilewright.core.errors import Unavailable
-from tilewright.networks import map_operators, segformer
+from tilewright.networks import heads, map_operators
 
 # What a head is asked for: the linear layers by the names of transformers 5 and 4.
 LAYERS = ("linear_projections", "linear_c")
@@ -73,8 +73,8 @@ def _forward(head, remembered, encoder_hidden_states, **others):
 
 
 def _folded(head):
-    """`segformer.Folded` of the head."""
+    """`heads.Folded` of the head."""
     layers = _layers(head)
     # The last level comes first in the convolution's input.
     parts = head.linear_fuse.weight.flatten(1).chunk(len(layers), 1)[::-1]
-    return segformer.fold(layers, parts, head.batch_norm)
+    return heads.fold(layers, parts, head.batch_norm)

@@ -63,7 +63,9 @@ def segformer(options: Options, path: Path) -> list:
                     Layer(f"{name}.mlp.fc2", "linear", tokens, hidden, width),
                 ]
         before = width
-    fuse, outputs = path.fuse or size.channels, path.width or size.channels
+    if options.head != segformer_sizes.DECODE_HEADS[0]:
+        return found + _head(options, path, size.widths, [rows * columns for rows, columns in grids])
+    fuse, outputs = path.fuse or options.channels, path.width or options.channels
     first = grids[0][0] * grids[0][1]
     for level in map(int, path.levels):
         pixels = grids[level - 1][0] * grids[level - 1][1]
@@ -97,7 +99,29 @@ def swin(options: Options, path: Path) -> list:
         if stage < 3:
             name = f"backbone.layers.{stage}.downsample.reduction"
             found.append(Layer(name, "linear", pixels[stage + 1], 4 * width, 2 * width))
-    channels, fuse, outputs = sizes.CHANNELS, path.fuse or sizes.CHANNELS, path.width or sizes.CHANNELS
+    return found + _head(options, path, widths, pixels)
+
+
+def _head(options, path, widths, pixels):
+    """The layers of a head of `heads.SHARED`, for maps of `widths` channels and so many `pixels`."""
+    channels, classes, name = options.channels, options.num_classes, "decode_head"
+    levels, first = [int(level) - 1 for level in path.levels], pixels[0]
+    sizes_of = [pixels[level] if path.decoder == "folded" else first for level in levels]
+    if options.head == "linear":
+        return [
+            Layer(f"{name}.conv_seg", "conv", each, widths[level], classes)
+            for level, each in zip(levels, sizes_of, strict=True)
+        ]
+    if options.head == "mmseg":
+        own = [Layer(f"{name}.convs.{level}.conv", "conv", pixels[level], widths[level], channels) for level in levels]
+        own += [Layer(f"{name}.fusion_conv.conv", "conv", each, channels, channels) for each in sizes_of]
+        return [*own, Layer(f"{name}.conv_seg", "conv", first, channels, classes)]
+    return _upernet(options, path, widths, pixels)
+
+
+def _upernet(options, path, widths, pixels):
+    found, sizes, channels = [], swin_sizes, options.channels
+    fuse, outputs = path.fuse or channels, path.width or channels
     for level, (width, tokens) in enumerate(zip(widths[:3], pixels[:3], strict=True)):
         found.append(Layer(f"decode_head.lateral_convs.{level}.conv", "conv", tokens, width, channels))
         found.append(Layer(f"decode_head.fpn_convs.{level}.conv", "conv", tokens, channels, fuse, 9))

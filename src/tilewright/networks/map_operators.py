@@ -23,19 +23,51 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Options(vit_parts.Sizes, frozen=True, forbid_unknown_fields=True):
-    """Fields and properties that networks of maps share. FAMILY: module with ``VARIANTS`` and ``LEAST``."""
+    """Fields and properties that networks of maps share. FAMILY: module with ``VARIANTS``, ``DECODE_HEADS`` and
+    ``LEAST``. KINDS: a `heads.Kind` by name of a head.
+
+    Where they are not stated, the head is the family's first one, its channels (0) are those that were published, and
+    the decoder of the full path is the head's first one.
+    """
 
     variant: str
     image_size: int | tuple[int, int] = 512
     num_classes: Positive = 150
+    decoder: str = ""
+    head: str = ""
+    channels: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     FAMILY: ClassVar
+    KINDS: ClassVar
 
     def __post_init__(self) -> None:
         if self.variant not in self.FAMILY.VARIANTS:
             raise ConfigError(f"variant: expected one of {', '.join(self.FAMILY.VARIANTS)}, found {self.variant!r}")
+        head = self.head or self.FAMILY.DECODE_HEADS[0]
+        if head not in self.FAMILY.DECODE_HEADS:
+            raise ConfigError(f"head: expected one of {', '.join(self.FAMILY.DECODE_HEADS)}, found {head!r}")
+        known = self.KINDS[head].decoders
+        if self.decoder not in ("", *known):
+            raise ConfigError(f"decoder: expected one of {', '.join(known)} of the head {head}, found {self.decoder!r}")
+        stated = {"head": head, "decoder": self.decoder or known[0], "channels": self.channels or self._channels(head)}
+        for field, value in stated.items():
+            msgspec.structs.force_setattr(self, field, value)
         if min(self.pixels) < self.least:
             raise ConfigError(f"image_size: expected at least {self.least} pixels a side, found {self.size_name}")
+
+    def _channels(self, head):
+        """Channels of a head as published."""
+        return self.FAMILY.channels(self.variant, head)
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """Keys that paths take, see `path.Options`."""
+        return self.KINDS[self.head].knobs
+
+    @property
+    def tag(self) -> str:
+        """What names say of the head: nothing of the family's first one."""
+        return "" if self.head == self.FAMILY.DECODE_HEADS[0] else f"-{self.head}"
 
     @property
     def least(self) -> int:

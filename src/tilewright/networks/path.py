@@ -38,6 +38,8 @@ class Options(Protocol):
     @property
     def depths(self) -> tuple[int, ...]: ...  # noqa: D102
     @property
+    def head(self) -> str: ...  # noqa: D102
+    @property
     def channels(self) -> int: ...  # noqa: D102
     @property
     def decoder(self) -> str: ...  # noqa: D102

@@ -10,18 +10,19 @@ import contextlib
 import copy
 import logging
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.core.errors import ConfigError, Unavailable
+from tilewright.core.errors import Unavailable
 from tilewright.masks import segformer as pattern
-from tilewright.networks import _parameters, _precision, attentions, map_operators, vit_parts
+from tilewright.networks import _parameters, _precision, attentions, heads, map_operators, vit_parts
 from tilewright.networks.layers import segformer as layers
-from tilewright.networks.path import DECODERS, LEVELS, Path, Stages, checked, parse, scaled
+from tilewright.networks.path import LEVELS, Path, Stages, checked, parse, scaled
 
 __all__ = ["EXCHANGED", "Network", "Options", "adapt", "layers", "name", "timm_name"]
 
@@ -34,8 +35,8 @@ DROPOUT = 0.1
 
 _LOG = logging.getLogger(__name__)
 
-# Names of the Hugging Face form, as patterns, in files and, behind them, in memory since transformers 5, and what they
-# are called here; stages count from 0 there.
+# Names of the Hugging Face form, as patterns, in files and, behind them, in memory since transformers 5, then those of
+# mmsegmentation 1.x, and what they are called here; stages count from 0 there.
 _STAGE = {
     r"^(?:segformer\.)?encoder\.patch_embeddings\.(\d)\.": "backbone.patch_embed{}.",
     r"^(?:segformer\.)?encoder\.layer_norm\.(\d)\.": "backbone.norm{}.",
@@ -43,6 +44,9 @@ _STAGE = {
     r"^(?:segformer\.)?stages\.(\d)\.patch_embeddings\.": "backbone.patch_embed{}.",
     r"^(?:segformer\.)?stages\.(\d)\.layer_norm\.": "backbone.norm{}.",
     r"^(?:segformer\.)?stages\.(\d)\.blocks\.": "backbone.block{}.",
+    r"^(?:backbone\.)?layers\.(\d)\.0\.(?=projection|norm)": "backbone.patch_embed{}.",
+    r"^(?:backbone\.)?layers\.(\d)\.1\.(?=\d)": "backbone.block{}.",
+    r"^(?:backbone\.)?layers\.(\d)\.2\.(?=weight|bias)": "backbone.norm{}.",
     r"^decode_head\.linear_(?:c|projections)\.(\d)\.": "decode_head.linear_c{}.",
 }
 _PARTS = {
@@ -66,6 +70,11 @@ _PARTS = {
     ".layer_norm.": ".norm.",
     ".mlp.dense1.": ".mlp.fc1.",
     ".mlp.dense2.": ".mlp.fc2.",
+    ".projection.": ".proj.",
+    ".attn.attn.out_proj.": ".attn.proj.",
+    ".ffn.layers.0.": ".mlp.fc1.",
+    ".ffn.layers.1.": ".mlp.dwconv.dwconv.",
+    ".ffn.layers.4.": ".mlp.fc2.",
     "decode_head.linear_fuse.weight": "decode_head.linear_fuse.conv.weight",
     "decode_head.batch_norm.": "decode_head.linear_fuse.bn.",
     "decode_head.classifier.": "decode_head.linear_pred.",
@@ -73,27 +82,17 @@ _PARTS = {
 
 
 class Options(map_operators.Options, frozen=True, forbid_unknown_fields=True):
-    """One network. image_size: pixels a side, or (height, width). decoder: of its full path, see `DECODERS`."""
-
-    decoder: str = "folded"
+    """One network. image_size: pixels a side, or (height, width). decoder: of its full path, of those of its head."""
 
     FAMILY = pattern  # type: ignore[misc]  # mypy takes it for a field
-    knobs = ("levels", "scale", "decoder", "fuse", "width")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.decoder not in DECODERS:
-            raise ConfigError(f"decoder: expected one of {', '.join(DECODERS)}, found {self.decoder!r}")
-
-    @property
-    def channels(self) -> int:
-        """Channels of the decoder."""
-        return pattern.VARIANTS[self.variant].channels
+    KINDS = MappingProxyType(  # type: ignore[misc]  # as above
+        {"segformer": heads.SEGFORMER, "mmseg": heads.SUMS, "upernet": heads.UPERNET, "linear": heads.SUMS}
+    )
 
 
 def name(options: Options) -> str:
     """The network's name in files and figures, e.g. ``segformer-b0-512``, ``segformer-b2-360x480``."""
-    return f"segformer-{options.variant}-{options.size_name}"
+    return f"segformer-{options.variant}-{options.size_name}{options.tag}"
 
 
 def timm_name(options: Options) -> str:
@@ -103,60 +102,61 @@ def timm_name(options: Options) -> str:
 
 
 def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict[str, torch.Tensor]:
-    """The state of the official code, whole or of a backbone alone, or of `transformers`, under the official names."""
-    if any(".convs." in key or ".fusion_conv." in key for key in state if key.startswith("decode_head.")):
-        raise ValueError(
-            "expected the head linear_c1 to linear_c4, linear_fuse and linear_pred, found the head of mmsegmentation "
-            "1.x, which has a norm and a ReLU at every level"
-        )
-    if any(re.match(pattern, key) for pattern in _STAGE for key in state if not key.startswith("decode_head.")):
-        state = _from_transformers(state)
-    elif "patch_embed1.proj.weight" in state:
-        state = {key if key.startswith("head.") else f"backbone.{key}": tensor for key, tensor in state.items()}
-    # Of a classifier, and of mmsegmentation's base class, which the official head never calls.
-    unused = ("head.", "classifier.", "decode_head.conv_seg.")
-    state = {key: tensor for key, tensor in state.items() if not key.startswith(unused)}
-    own = network.state_dict()
-    if any(key in own for key in state) and not any(key.startswith("decode_head.") for key in state):
+    """The state of the official code, whole or of a backbone alone, of `transformers` or of mmsegmentation 1.x."""
+    state = _official(state)
+    own, wanted = network.state_dict(), network.options.head  # type: ignore[union-attr]  # options of this family
+    found = heads.named(state)
+    if found not in (None, wanted):
+        raise ValueError(f"expected the head {wanted}, found the head {found}; head={found!r} takes it")
+    if any(key in own for key in state) and found is None:
         _LOG.warning("the checkpoint holds a backbone alone: the decoder stays as it is")
         state |= {key: tensor for key, tensor in own.items() if key.startswith("decode_head.")}
     return state
 
 
-def _from_transformers(state):
+def recognised(state: dict[str, torch.Tensor]) -> dict[str, Any] | None:
+    """Options that the tensors of a checkpoint state, or None for one of another family.
+
+    Raises `ValueError` for a variant that is not known, and `KeyError` for half a backbone.
+    """
+    state = _official(state)
+    if "backbone.patch_embed1.proj.weight" not in state:
+        return None
+    widths = tuple(len(state[f"backbone.patch_embed{stage}.proj.weight"]) for stage in range(1, 5))
+    depths = tuple(heads.counted(state, f"backbone.block{stage}.") for stage in range(1, 5))
+    for variant, size in pattern.VARIANTS.items():
+        if (size.widths, size.depths) == (widths, depths):
+            return {"variant": variant, **heads.stated(state)}
+    known = "; ".join(f"{name} {size.widths}, {size.depths}" for name, size in pattern.VARIANTS.items())
+    raise ValueError(f"expected widths and depths of a SegFormer ({known}), found {widths}, {depths}")
+
+
+def _official(state):
+    """`state` under the official names, without what is never called."""
+    if any(re.match(pattern, key) for pattern in _STAGE for key in state if not key.startswith("decode_head.")):
+        state = _renamed(state)
+    elif "patch_embed1.proj.weight" in state:
+        state = {key if key.startswith("head.") else f"backbone.{key}": tensor for key, tensor in state.items()}
+    # Of a classifier, of training, and of mmsegmentation's base class, which the official head never calls.
+    own = heads.named(state) in (None, "segformer")
+    unused = ("head.", "classifier.", "auxiliary_head.", *(("decode_head.conv_seg.",) if own else ()))
+    return {key: tensor for key, tensor in state.items() if not key.startswith(unused)}
+
+
+def _renamed(state):
     renamed = {}
     for key, tensor in state.items():
         for theirs, ours in _STAGE.items():
             key = re.sub(theirs, lambda match, ours=ours: ours.format(int(match[1]) + 1), key)  # type: ignore[misc]  # ours: bound early
         for theirs, ours in _PARTS.items():
             key = key.replace(theirs, ours)
-        renamed[key] = tensor
+        # Layers of a token are convolutions there.
+        renamed[key] = tensor.flatten(1) if re.search(r"\.mlp\.fc[12]\.weight$", key) else tensor
+    for key in [key for key in renamed if ".attn.attn.in_proj_" in key]:
+        begin, kind = key.split(".attn.attn.in_proj_")
+        q, k, v = renamed.pop(key).chunk(3)
+        renamed |= {f"{begin}.attn.q.{kind}": q, f"{begin}.attn.kv.{kind}": torch.cat((k, v))}
     return vit_parts.joined(renamed, (".attn.k.", ".attn.v."), ".attn.kv.")
-
-
-class Folded(NamedTuple):
-    """A folded decoder. weights: M_i [C, c_i] of each level that is summed up; bias: b [C]."""
-
-    weights: tuple[torch.Tensor, ...]
-    bias: torch.Tensor
-
-
-def fold(linears: Iterable, parts: Iterable, norm: Any, *, normed: bool = True) -> Folded:
-    """`Folded` for a sum over levels: their linear layers, the parts [C, C] of a convolution that read these, and the
-    batch norm behind it, which is left out where `normed` is False.
-
-    Rounded once: it is made in float64, which is exact for weights in 16 bits.
-    """
-    scale, bias = torch.ones_like(norm.weight, dtype=torch.float64), torch.zeros_like(norm.bias, dtype=torch.float64)
-    if normed:
-        scale = norm.weight.double() * (norm.running_var.double() + norm.eps).rsqrt()
-        bias = norm.bias.double() - scale * norm.running_mean.double()
-    weights = []
-    for linear, own in zip(linears, parts, strict=True):
-        part = scale[:, None] * own.double()
-        weights.append((part @ linear.weight.double()).to(linear.weight.dtype))
-        bias = bias + part @ linear.bias.double()
-    return Folded(tuple(weights), bias.to(norm.bias.dtype))
 
 
 class Network(_parameters.Counted):
@@ -169,9 +169,11 @@ class Network(_parameters.Counted):
         self._full = Path.full(options)
         self.operators = map_operators.Operators()
         self.backbone = _Backbone(options, self.operators)
-        self.decode_head = _Decoder(options, self.operators)
+        widths, own = pattern.VARIANTS[options.variant].widths, options.head == pattern.DECODE_HEADS[0]
+        shared = widths, options.channels, options.num_classes, self.operators
+        self.decode_head: Any = _Decoder(options, self.operators) if own else heads.SHARED[options.head](*shared)
         map_operators.initialise(self)
-        nn.init.normal_(self.decode_head.linear_pred.weight, std=0.01)
+        nn.init.normal_(self.decode_head.get_parameter(f"{'linear_pred' if own else 'conv_seg'}.weight"), std=0.01)
 
     @_precision.checked
     def forward(
@@ -234,22 +236,23 @@ class Network(_parameters.Counted):
         return made
 
     def _parts(self):
-        return [module for module in self.modules() if isinstance(module, _Block | _Decoder)]
+        return [module for module in self.modules() if isinstance(module, _Block | _Decoder | heads.Head)]
 
     def _compile_parts(self, options):
         for part in self._parts():
             # Of this module alone, before that of its class; `Module.compile` has no way back.
             part.forward = torch.compile(part.forward, **options)
 
-    def fold(self, path: Path | str | None = None) -> Folded | tuple | None:
+    def fold(self, path: Path | str | None = None) -> heads.Folded | tuple | None:
         """What the decoder of a path makes of the weights and the batch norm's statistics, as they are now.
 
-        `Folded`, the weights of the channels that a published decoder keeps, or None where that keeps all.
+        `heads.Folded`, the weights of the channels that a published decoder keeps, or None where that keeps all.
         """
         path = self.path(path)
         if path.decoder == "folded":
             return self.decode_head.fold(path.levels)
-        return None if path.fuse is None and path.width is None else self.decode_head.narrowed(path)
+        kept = path.fuse is None and path.width is None
+        return None if kept or not isinstance(self.decode_head, _Decoder) else self.decode_head.narrowed(path)
 
 
 class _Backbone(nn.Module):
@@ -400,12 +403,12 @@ class _Decoder(nn.Module):
         return self._narrow(maps, grid, folded or self._remembered(path, self.narrowed, path))
 
     def fold(self, levels):
-        """`Folded` for a sum of these levels. In training it leaves out the batch norm, whose statistics are not known.
+        """`heads.Folded` for a sum of these levels. In training without the batch norm, whose statistics are not known.
 
         ASSUME: a level that is left out takes its bias along, as if its linear layer gave zeros.
         """
         parts = [self._fuse[:, self._columns(level)] for level in levels]
-        return fold(map(self._linear, levels), parts, self.linear_fuse["bn"], normed=not self.training)
+        return heads.fold(map(self._linear, levels), parts, self.linear_fuse["bn"], normed=not self.training)
 
     def _folded(self, maps, grid, folded):
         weights, bias = folded

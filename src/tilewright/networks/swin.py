@@ -3,8 +3,11 @@
 Parameters have the names of the official code for segmentation. Windows and shifted windows are two `Site`s a stage.
 """
 
+import math
 import re
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +15,7 @@ from torch import nn
 
 from tilewright.graph import from_distinct_rows
 from tilewright.masks import swin as pattern
-from tilewright.networks import _parameters, _precision, attention_sites, attentions, map_operators, vit_parts
+from tilewright.networks import _parameters, _precision, attention_sites, attentions, heads, map_operators, vit_parts
 from tilewright.networks.layers import swin as layers
 from tilewright.networks.path import Path, Stages, checked, parse
 
@@ -20,7 +23,6 @@ __all__ = ["EXCHANGED", "Network", "Options", "adapt", "layers", "name"]
 
 EXCHANGED = attentions
 EPS = 1e-5
-DROPOUT = 0.1
 # What hides a key in the published form; with it a key's share is below 1e-40.
 HIDDEN = -100.0
 
@@ -45,33 +47,83 @@ _RENAMED: dict[str, vit_parts.Replacement] = {
     r"^decode_head\.classifier\.": "decode_head.conv_seg.",
     r"backbone\.hidden_states_norms\.stage(\d)": lambda match: f"backbone.norm{int(match[1]) - 1}",
 }
+# Those of mmsegmentation 1.x.
+_MMSEG: dict[str, vit_parts.Replacement] = {
+    r"^backbone\.stages\.": "backbone.layers.",
+    r"^backbone\.patch_embed\.projection\.": "backbone.patch_embed.proj.",
+    r"\.attn\.w_msa\.": ".attn.",
+    r"\.ffn\.layers\.0\.0\.": ".mlp.fc1.",
+    r"\.ffn\.layers\.1\.": ".mlp.fc2.",
+}
 
 
 class Options(map_operators.Options, frozen=True, forbid_unknown_fields=True):
     """One network. image_size: pixels a side, or (height, width)."""
 
     FAMILY = pattern  # type: ignore[misc]  # mypy takes it for a field
-    # UPerNet is not linear between its norms: it cannot be folded.
-    decoder = "published"
-    channels = pattern.CHANNELS
-    knobs = ("fuse", "width")
+    # All of its stages run, on images of one size.
+    KINDS = MappingProxyType(  # type: ignore[misc]  # as above
+        {"upernet": heads.UPERNET._replace(knobs=("fuse", "width")), "linear": heads.SUMS._replace(knobs=("decoder",))}
+    )
 
 
 def name(options: Options) -> str:
     """The network's name in files and figures, e.g. ``swin-tiny-512``."""
-    return f"swin-{options.variant}-{options.size_name}"
+    return f"swin-{options.variant}-{options.size_name}{options.tag}"
 
 
 def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict:
-    """The state of the official code, or of `transformers`, under the official names."""
+    """The state of the official code, of `transformers` or of mmsegmentation 1.x, under the official names."""
+    state = _official(state)
+    found, wanted = heads.named(state), network.options.head  # type: ignore[union-attr]  # options of this family
+    if found not in (None, wanted):
+        raise ValueError(f"expected the head {wanted}, found the head {found}; head={found!r} takes it")
+    return state
+
+
+def recognised(state: dict[str, torch.Tensor]) -> dict[str, Any] | None:
+    """Options that the tensors of a checkpoint state, or None for one of another family.
+
+    Raises `ValueError` for a variant that is not known, and `KeyError` for half a backbone.
+    """
+    state = _official(state)
+    if "backbone.layers.0.blocks.0.attn.relative_position_bias_table" not in state:
+        return None
+    width, depths = (
+        len(state["backbone.patch_embed.proj.weight"]),
+        tuple(heads.counted(state, f"backbone.layers.{stage}.blocks.") for stage in range(4)),
+    )
+    places, own = state["backbone.layers.0.blocks.0.attn.relative_position_bias_table"].shape
+    window = (math.isqrt(places) + 1) // 2
+    for variant, size in pattern.VARIANTS.items():
+        if (*size, pattern.WINDOW) == (width, depths, own, window):
+            return {"variant": variant, **heads.stated(state)}
+    known = "; ".join(f"{name} {tuple(size)}" for name, size in pattern.VARIANTS.items())
+    raise ValueError(
+        f"expected width, depths and heads of a Swin ({known}) and windows of {pattern.WINDOW}, found "
+        f"{(width, depths, own)} and windows of {window}"
+    )
+
+
+def _official(state):
+    """`state` under the official names, without what follows from the sizes and what only training reads."""
     if any(key.startswith(("backbone.embeddings.", "backbone.swin.embeddings.")) for key in state):
         # The norm of a classifier is one that a backbone does not call.
         state = {k: x for k, x in state.items() if not re.match(r"backbone\.(swin\.)?layernorm\.", k)}
         state = vit_parts.renamed(state, _RENAMED)
         state = vit_parts.joined(state, (".attn.q.", ".attn.k.", ".attn.v."), ".attn.qkv.")
-    # What follows from the sizes, and what only training reads.
+    elif "backbone.patch_embed.projection.weight" in state:
+        state = {k: _merged(k, x) for k, x in vit_parts.renamed(state, _MMSEG).items()}
     unused = (".relative_position_index", ".attn_mask")
     return {k: x for k, x in state.items() if not k.endswith(unused) and not k.startswith("auxiliary_head.")}
+
+
+def _merged(name, tensor):
+    """The layers of a merge in the order of the official code: mmsegmentation has the four tokens of a channel side by
+    side, row by row."""
+    if not re.search(r"\.downsample\.(norm\.|reduction\.weight)", name):
+        return tensor
+    return tensor.unflatten(-1, (-1, 4)).mT[..., [0, 2, 1, 3], :].flatten(-2)
 
 
 class Network(_parameters.Counted):
@@ -83,7 +135,9 @@ class Network(_parameters.Counted):
         self.options = options
         self._full = Path.full(options)
         self.backbone = _Backbone(options, attention)
-        self.decode_head = _UPerNet(options)
+        widths = [pattern.VARIANTS[options.variant].width << stage for stage in range(4)]
+        shared = widths, options.channels, options.num_classes, map_operators.Operators()
+        self.decode_head = heads.SHARED[options.head](*shared)
         map_operators.initialise(self)
         nn.init.normal_(self.decode_head.conv_seg.weight, std=0.01)
 
@@ -304,81 +358,3 @@ class Windows:
         part = torch.roll(part.unflatten(2, self.grid), (self.shift, self.shift), (2, 3)).flatten(2, 3)
         part = self._windows(part).view(-1, pattern.WINDOW**2)
         return part[:, :, None] != part[:, None]
-
-
-class _ConvModule(nn.Module):
-    """Convolution, batch norm and ReLU."""
-
-    def __init__(self, before, width, kernel=1):
-        super().__init__()
-        self.conv = nn.Conv2d(before, width, kernel, padding=kernel // 2, bias=False)
-        self.bn = nn.BatchNorm2d(width)
-
-    def forward(self, x):
-        return self.bn(self.conv(x)).relu()
-
-
-class _UPerNet(nn.Module):
-    """Maps of the stages to maps of logits on the first one's grid."""
-
-    def __init__(self, options):
-        super().__init__()
-        size, channels = pattern.VARIANTS[options.variant], pattern.CHANNELS
-        widths = [size.width << stage for stage in range(4)]
-        self.psp_modules = nn.ModuleList(
-            nn.Sequential(nn.AdaptiveAvgPool2d(side), _ConvModule(widths[3], channels)) for side in pattern.POOLS
-        )
-        self.bottleneck = _ConvModule(widths[3] + len(pattern.POOLS) * channels, channels, 3)
-        self.lateral_convs = nn.ModuleList(_ConvModule(width, channels) for width in widths[:3])
-        self.fpn_convs = nn.ModuleList(_ConvModule(channels, channels, 3) for _ in widths[:3])
-        self.fpn_bottleneck = _ConvModule(4 * channels, channels, 3)
-        self.conv_seg = nn.Conv2d(channels, options.num_classes, 1)
-        self._made = map_operators.Remembered()
-
-    def forward(self, maps, path):
-        """maps: of the four stages."""
-        last = maps[3]
-        pooled = [map_operators.resized(module(last), last.shape[2:]) for module in self.psp_modules]
-        maps = [conv(x) for conv, x in zip(self.lateral_convs, maps[:3], strict=True)]
-        maps.append(self.bottleneck(torch.cat((last, *pooled), 1)))
-        for level in (3, 2, 1):
-            maps[level - 1] = maps[level - 1] + map_operators.resized(maps[level], maps[level - 1].shape[2:])
-        grid = maps[0].shape[2:]
-        if path.fuse is None and path.width is None:
-            maps = [conv(x) for conv, x in zip(self.fpn_convs, maps[:3], strict=True)] + maps[3:]
-            x = self.fpn_bottleneck(torch.cat([map_operators.resized(x, grid) for x in maps], 1))
-            return self.conv_seg(F.dropout2d(x, DROPOUT, self.training))
-        tables = [*self.parameters(), *self.buffers()]
-        convs, kept, fuse, predict = self._made(path, lambda: self._narrowed(path), tables, fresh=self.training)
-        maps = [_convolved(x, *conv) for conv, x in zip(convs, maps[:3], strict=True)] + [maps[3][:, kept]]
-        x = _convolved(torch.cat([map_operators.resized(x, grid) for x in maps], 1), *fuse)
-        return F.conv2d(x, predict, self.conv_seg.bias)
-
-    def _narrowed(self, path):
-        """Weights and norms for the channels that `path` keeps of each level and of the fused map, contiguous.
-
-        ASSUME: channels go by the norm of the weights that read them, times the batch norm's weight of what makes them.
-        """
-        channels, predict = pattern.CHANNELS, self.conv_seg.weight
-        norms = [conv.bn for conv in (*self.fpn_convs, self.bottleneck)]
-        outputs = map_operators.largest(
-            self.fpn_bottleneck.bn.weight.abs() * predict.flatten(1).norm(dim=0), path.width
-        )
-        convs, parts = [], []
-        for level, bn in enumerate(norms):
-            part = self.fpn_bottleneck.conv.weight[:, level * channels : (level + 1) * channels]
-            kept = map_operators.largest(bn.weight.abs() * torch.linalg.vector_norm(part, dim=(0, 2, 3)), path.fuse)
-            parts.append(part[outputs][:, kept])
-            if level < 3:
-                convs.append((self.fpn_convs[level].conv.weight[kept], _of(bn, kept)))  # type: ignore[index, union-attr]  # torch's modules do not tell the types of what they hold
-        fuse = torch.cat(parts, 1), _of(self.fpn_bottleneck.bn, outputs)
-        return convs, kept, fuse, predict[:, outputs].contiguous()
-
-
-def _of(bn, kept):
-    """Some channels of a batch norm, as `F.batch_norm` takes them."""
-    return [x[kept] for x in (bn.running_mean, bn.running_var, bn.weight, bn.bias)]
-
-
-def _convolved(x, weight, norm):
-    return F.batch_norm(F.conv2d(x, weight, padding=1), *norm).relu()
