@@ -1,4 +1,4 @@
-"""A network on one photograph: its latency, what it takes it for, and a picture of what it keeps or attends to."""
+"""A network on photographs: what it takes one for, and a picture of what it keeps or attends to, or class maps."""
 
 import time
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from tilewright import devices, networks
 from tilewright.core import images, sides
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.masks import _gates
+from tilewright_study import labelling
 from tilewright_study.cli import settings
-from tilewright_study.evaluation import MAPS
 
 # Classes that are printed.
 BEST = 5
@@ -29,9 +29,10 @@ class View:
     token: tuple[int, int, int] | None = None
 
 
-def run(model, image, checkpoint, attention, device, output, labels, token, set):
+def run(model, image, checkpoint, attention, device, output, labels, token, set, example=False, **mapped):
     """Run the network `model` on a photograph, a name or a path, and say what came out; see ``infer.py --help``.
 
+    A network that labels pixels, or None for the one of `checkpoint`: see `labelling.run`, of which are `mapped`.
     checkpoint: as `networks.create` takes it. attention: the network's attention, or a DeiT's batching; None
     for ``tilewright``, or the first that it has. output: picture
     to write, or None. labels: file with the name of a class on each line, or None. token: ``y,x`` of the query token
@@ -44,14 +45,24 @@ def run(model, image, checkpoint, attention, device, output, labels, token, set)
     from tilewright.core.timing import time_call
     from tilewright_study.figures import _photograph, _style
 
+    stated = settings(set, ("attention", "batching", "checkpoint"))
+    if model is None or networks.parse(model, stated)[0] in networks.MAPS:
+        own = {"--output": output, "--labels": labels, "--token": token}
+        if other := [flag for flag, value in own.items() if value is not None]:
+            raise ConfigError(f"{other[0]}: expected a network that names classes, found one that labels pixels")
+        sources = labelling.sources_of(image, example)
+        labelling.run(model, sources, checkpoint, attention, device=device, options=stated, **mapped)
+        return
+    if example or any(mapped.get(name) is not None for name in ("budget_us", "table", "data", "maps")):
+        raise ConfigError(f"--model: expected a network that labels pixels, found {model}, which names classes")
+    if image is None:
+        raise ConfigError("--image: expected a photograph, found none")
     if output is not None:
         _style.check_suffix(output)
     elif token is not None:
         raise ConfigError("--token: expected --output, the picture to draw it in, found none")
     devices.describe(device)
-    family, options = networks.parse(model, settings(set, ("attention", "batching", "checkpoint")))
-    if family in MAPS:
-        raise ConfigError(f"--model: expected a network that names classes, found {model}, which labels pixels")
+    family, options = networks.parse(model, stated)
     place = None if token is None else _place(token)
     size = options["image_size"]
     height, width = sides.pair(size)

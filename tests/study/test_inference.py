@@ -1,6 +1,8 @@
 """Networks on a photograph: what is said, what the pictures show, and bad input in one line."""
 
 import importlib.util
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,12 @@ from PIL import Image
 
 from helpers.files import run_script
 from tilewright import networks
+from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError
-from tilewright_study import inference
+from tilewright.paths import frames
+from tilewright.paths.runner import facts
+from tilewright.paths.table import Entry, write
+from tilewright_study import inference, labelling
 from tilewright_study.figures import _photograph
 
 ROOT = Path(__file__).parents[2]
@@ -206,8 +212,26 @@ VIL = "--model vil-tiny-64 --image coffee"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--model segformer-b0-64 --image coffee", "a network that names classes, found segformer-b0-64, which labels"),
-        ("--model swin-tiny-64 --image coffee --attention dense", "found swin-tiny-64, which labels pixels"),
+        (
+            "--model segformer-b0-64 --image coffee --token 1,1",
+            "--token: expected a network that names classes, found one",
+        ),
+        (
+            "--model vil-tiny-64 --image coffee --maps x.d",
+            "a network that labels pixels, found vil-tiny-64, which names",
+        ),
+        ("--model vil-tiny-64 --example", "a network that labels pixels, found vil-tiny-64"),
+        ("--model vil-tiny-64", "--image: expected a photograph, found none"),
+        ("--image coffee", "--model: expected a network, or --checkpoint, found neither"),
+        ("--model segformer-b0-64", "--image: expected a photograph, a file or a folder, or --example, one of both"),
+        ("--model segformer-b0-64 --image coffee --example", "or --example, one of both"),
+        (
+            "--model segformer-b0-64 --image coffee --fit crop",
+            "--fit: expected one of stretch, aspect, slide, found 'crop'",
+        ),
+        ("--model segformer-b0-64 --image coffee --fit aspect --table t.csv", "expected --fit stretch or slide"),
+        ("--model segformer-b0-64 --image coffee --dtype int8", "--dtype: expected one of float32, float16, bfloat16"),
+        ("--model segformer-b0-64 --image .", "expected a folder of images"),
         ("--model vit-64 --image coffee", "unknown network 'vit-64'; known: vil-"),
         ("--model vil-tiny-64 --image tea", "unknown photograph .* 'tea'; known: astronaut"),
         (f"{VIL} --attention magic", "unknown attention 'magic'"),
@@ -233,6 +257,124 @@ def test_wrong_arguments_are_refused(arguments, message, tmp_path, monkeypatch):
     with pytest.raises(TilewrightError, match=message):
         infer(*arguments.split())
     assert not list(tmp_path.glob("x.*"))
+
+
+# Class maps
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Of a SegFormer with five classes, as transformers' folder says them, and a record of their colours."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    network = networks.create("segformer", variant="b0", image_size=64, num_classes=5)
+    torch.nn.init.normal_(network.decode_head.linear_pred.weight, generator=torch.Generator().manual_seed(0))
+    torch.save(network.state_dict(), folder / "pytorch_model.bin")
+    (folder / "config.json").write_text(json.dumps({"id2label": {str(at): f"thing {at}" for at in range(5)}}))
+    colours = [[at, 10 * at, 255] for at in range(5)]
+    record = {"classes": list("abcde"), "palette": colours}
+    (tmp_path / "data.json").write_text(json.dumps(record))
+    return folder
+
+
+def labelled(*arguments):
+    infer(*arguments, "--set", "image_size=64", attention=())
+
+
+def test_a_photograph_becomes_a_class_map_of_its_size_with_a_palette(weights, tmp_path, capsys):
+    maps = tmp_path / "maps"
+    labelled("--checkpoint", weights, "--image", "coffee", "--maps", maps, "--data", tmp_path / "data.json")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith("pytorch_model.bin; 5 classes") and re.match(r"coffee, 400 x 600: .* ms, 11\.", said[1])
+    assert re.search(r": [a-e] \d+%", said[1]) and said[2].startswith("parts of 11.11.11.11") and "network" in said[2]
+    found, blend = Image.open(maps / "coffee.png"), Image.open(maps / "coffee.blend.png")
+    assert (found.mode, found.size, blend.mode) == ("P", (600, 400), "RGB") and found.getpalette()[3:6] == [1, 10, 255]
+    numbers, pixels = np.asarray(found), np.asarray(Image.open(images.path("coffee"))).astype(float)
+    assert 1 < len(np.unique(numbers)) <= 5
+    mixed = 0.5 * pixels + 0.5 * np.asarray(found.convert("RGB"))
+    assert np.abs(np.asarray(blend) - mixed).max() <= 1
+    assert sorted(x.name for x in maps.iterdir()) == ["coffee.blend.png", "coffee.png"]
+    labelled("--checkpoint", weights, "--image", "coffee")
+    assert re.search(r": thing \d \d+%", capsys.readouterr().out)
+
+
+def test_a_folder_of_all_kinds_of_images_is_labelled(weights, tmp_path, capsys):
+    folder, maps = tmp_path / "images", tmp_path / "maps"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
+    image, exif = Image.fromarray(pixels), Image.Exif()
+    exif[274] = 6
+    image.transpose(Image.Transpose.ROTATE_90).save(folder / "turned.png", exif=exif)
+    image.save(folder / "whole.png")
+    for mode, name in (("L", "gray.png"), ("RGBA", "clear.png"), ("P", "few.png"), ("CMYK", "print.jpg")):
+        image.convert(mode).save(folder / name)
+    image.save(folder / "gray.jpg")
+    Image.fromarray(pixels[..., 0].astype(np.uint16)).save(folder / "deep.png")
+    (folder / "half.png").write_bytes((folder / "whole.png").read_bytes()[:900])
+    with pytest.raises(ArtifactError, match=r"found 2 of 9 that are none: deep\.png, half\.png"):
+        labelled("--checkpoint", weights, "--image", folder, "--maps", maps)
+    told = capsys.readouterr()
+    assert "deep.png: expected an image of 8 bits (RGB, " in told.err and "half.png: expected an image" in told.err
+    names = {"turned", "whole", "clear", "few", "print", "gray.png", "gray.jpg"}
+    assert {x.name for x in maps.iterdir()} == {f"{name}{end}" for name in names for end in (".png", ".blend.png")}
+    assert np.array_equal(*(np.asarray(Image.open(maps / f"{name}.png")) for name in ("turned", "whole")))
+    assert {Image.open(x).size for x in maps.iterdir()} == {(70, 90)}
+
+
+def test_windows_share_out_an_image_and_each_pixel_is_that_of_the_nearest_one():
+    for size, window in (((64, 64), (64, 64)), ((64, 200), (64, 64)), ((131, 77), (50, 77)), ((10, 11), (10, 10))):
+        seen, nearest = np.zeros(size, int), np.full(size, np.inf)
+        found = [*labelling.windows(size, window)]
+        y, x = np.indices(size)
+        for (top, left), _ in found:
+            assert 0 <= top <= size[0] - window[0] and 0 <= left <= size[1] - window[1]
+            away = np.maximum(abs(y + 0.5 - top - window[0] / 2), abs(x + 0.5 - left - window[1] / 2))
+            nearest = np.minimum(nearest, away)
+        for (top, left), (rows, columns) in found:
+            seen[rows, columns] += 1
+            part = np.maximum(abs(y + 0.5 - top - window[0] / 2), abs(x + 0.5 - left - window[1] / 2))[rows, columns]
+            assert (part <= nearest[rows, columns] + 1).all()
+        assert (seen == 1).all()
+
+
+def test_windows_and_aspect_ratios_are_the_network_s_own_maps(weights, tmp_path):
+    """By hand: of an image twice as wide, two halves and what is between them, or a network twice as wide."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 128, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    for fit, size in (("slide", 64), ("aspect", (64, 128))):
+        labelled("--checkpoint", weights, "--image", tmp_path / "wide.png", "--maps", tmp_path / fit, "--fit", fit)
+        found = np.asarray(Image.open(tmp_path / fit / "wide.png"))
+        network = networks.from_checkpoint(weights, image_size=size)
+        part = torch.from_numpy(pixels[:, :64] if fit == "slide" else pixels)[None]
+        prepared = frames.images_of(part, torch.empty(1, 3, *network.options.pixels))
+        with torch.inference_mode():
+            expected = frames.labels(network(prepared), part.shape[1:3])[0].numpy()
+        same = found[:, :40] == expected[:, :40]
+        assert same.mean() > 0.999
+
+
+def test_a_budget_is_met_by_a_path_of_a_table(weights, tmp_path, capsys):
+    network = networks.from_checkpoint(weights, image_size=64)
+    known = {"rung": "trained", "batch": 1, "macs": 1, "p50_us": 1.0, **facts(network)}
+    rows = [("1.0.1.0", 0.2), ("2.2.2.2", 0.4)]
+    entries = [Entry(path=str(network.path(x)), choice=y, promise_us=y, **known) for x, y in rows]
+    write(tmp_path / "t.csv", entries)
+    for budget, blocks in ((1, "10.00.10.00"), (1e9, "11.11.11.11")):
+        labelled("--checkpoint", weights, "--image", "rocket", "--table", tmp_path / "t.csv", "--budget-us", budget)
+        assert f" ms, {blocks} " in capsys.readouterr().out
+
+
+def test_the_example_has_ten_photographs_that_are_there():
+    found = labelling.sources_of(None, True)
+    assert len(found) == 10 and all(file.is_file() for file in found.values())
+    for name, photograph in images.EXAMPLE.items():
+        assert Image.open(found[name]).size == photograph.size and photograph.licence and photograph.credit
+
+
+def test_classes_of_another_record_are_refused(weights, tmp_path):
+    (tmp_path / "data.json").write_text(json.dumps({"classes": ["a", "b"]}))
+    with pytest.raises(ConfigError, match="--data: expected 5 classes of the network, found 2"):
+        labelled("--checkpoint", weights, "--image", "coffee", "--data", tmp_path / "data.json")
 
 
 def test_labels_of_other_classes_are_refused(tmp_path):

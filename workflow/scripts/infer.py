@@ -1,17 +1,22 @@
-"""Run a network on a photograph: latency, most probable classes, and a picture of the tokens it keeps or attends to.
+"""Run a network on photographs: most probable classes and what it attends to, or a class map of each.
 
-python workflow/scripts/infer.py --model vil-tiny-224 --image chelsea --checkpoint vil_tiny.pth --output seen.png
+A network that labels pixels takes a photograph, a file or a folder, of any size and orientation. It runs within a time
+budget by the paths of a table, and tells the parts of its time.
+
+python workflow/scripts/infer.py --checkpoint segformer.b0.512x512.ade.160k.pth --example --maps maps
 """
 
 from tilewright import devices
 from tilewright.core import flags, images
+from tilewright_study import labelling
 from tilewright_study.cli import parser_for, script
 from tilewright_study.inference import run
 
 parser = parser_for(__doc__)
 add = parser.add_argument
-add("--model", required=True, help="network, e.g. vil-tiny-224, regionvit-small-384-w14, dynamicvit-s-224")
-add("--image", required=True, help=f"an RGB file, or a photograph: {', '.join(images.PHOTOGRAPHS)}")
+add("--model", help="network, e.g. vil-tiny-224, segformer-b0-512 (default: the SegFormer or Swin of --checkpoint)")
+add("--image", help=f"a file, a photograph ({', '.join(images.PHOTOGRAPHS)}), or for class maps a folder")
+add("--example", action="store_true", help="ten photographs of scikit-image, instead of --image")
 add(
     "--checkpoint",
     metavar="FILE",
@@ -21,6 +26,18 @@ add(
     "--attention",
     help="tilewright, dense, flex or native; of a DeiT its batching, such as padded (default) or ragged",
 )
+add("--maps", type=flags.folder, metavar="FOLDER", help="folder for class maps (.png) and blends (.blend.png)")
+add("--data", metavar="FILE", help="classes and colours of class maps, .toml or .json (default: those of the weights)")
+add("--budget-us", type=flags.positive, help="budget of an image in microseconds (default: none)")
+add("--table", metavar="CSV", help="paths to pick from by the budget (default: the whole network)")
+add(
+    "--fit",
+    default="stretch",
+    help=f"{', '.join(labelling.FITS)}: the image takes the network's size, keeps its aspect ratio, or is cut into "
+    "windows (default: stretch)",
+)
+add("--blend", type=flags.share, default=0.5, help="share of the colours over the photograph (default: 0.5)")
+add("--dtype", default="float32", help="of a network that labels pixels, such as bfloat16 (default: float32)")
 add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
 add(
     "--output",

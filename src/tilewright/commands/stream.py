@@ -1,7 +1,7 @@
 """Label frames of a folder or a camera within a time budget, and show live which promises are kept.
 
-Each network is NAME or NAME=CHECKPOINT. A table, as `paths.table.write` keeps it, holds the paths to pick from. Without
-one the network runs whole. Idle time between frames measures paths again.
+Each network is NAME, NAME=CHECKPOINT, or a CHECKPOINT that says itself what it holds. A table, as `paths.table.write`
+keeps it, holds the paths to pick from. Without one the network runs whole. Idle time measures paths again.
 """
 
 import sys
@@ -12,14 +12,13 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from tilewright.commands import table as lines_of
-from tilewright.core import flags
+from tilewright.core import flags, images
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, need
 
 if TYPE_CHECKING:
     from tilewright.paths.frame_runner import FrameRunner
 
 CAMERA = "camera"
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 # Seconds between two lines that are shown, and between two files that are written.
 SHOWN_S, WRITTEN_S = 0.1, 1.0
 # Idle time that is left alone: a call that begins late delays the next frame.
@@ -32,7 +31,11 @@ def arguments(parser: ArgumentParser) -> None:
         "--source", required=True, help="a folder of images, or camera or camera:N, which needs opencv-python"
     )
     parser.add_argument(
-        "--network", nargs="+", required=True, metavar="NAME[=CHECKPOINT]", help="such as segformer-b0-512=b0.pth"
+        "--network",
+        nargs="+",
+        required=True,
+        metavar="NAME[=CHECKPOINT]",
+        help="such as segformer-b0-512=b0.pth, or b0.pth",
     )
     parser.add_argument("--table", help="the paths to pick from, a CSV (default: the whole network)")
     parser.add_argument("--classes", type=flags.count, help="classes of the networks (default: the family's)")
@@ -119,10 +122,7 @@ def frames_of(source: str, count: int | None = None) -> Iterator[tuple[str, Any]
         if number and not number.isdigit():
             raise ConfigError(f"--source: expected camera or camera:N, found {source!r}")
         return _of_camera(int(number or 0), count)
-    folder = Path(source)
-    files = sorted(x for x in folder.iterdir() if x.suffix.lower() in SUFFIXES) if folder.is_dir() else []
-    if not files:
-        raise ArtifactError(f"{source}: expected a folder of images ({', '.join(SUFFIXES)}) or camera, found none")
+    files = images.files_of(source, "a folder of images or camera")
     return ((file.name, file) for file in (files[at % len(files)] for at in range(count or len(files))))
 
 
@@ -144,8 +144,6 @@ def _of_camera(number, count):
 
 def _size(frame):
     """Height and width of a frame. Raises `ArtifactError` for a file that is no image."""
-    from tilewright.core import images
-
     if isinstance(frame, Path):
         width, height = images.opened(frame).size
         return height, width
@@ -153,19 +151,23 @@ def _size(frame):
 
 
 def _network(text, classes, device, dtype):
-    """A network by name, with its checkpoint where one is stated."""
+    """A network by name, with its checkpoint where one is stated, or by its checkpoint."""
     import torch
 
     from tilewright import devices, networks
 
     name, _, checkpoint = text.partition("=")
+    own = {} if classes is None else {"num_classes": classes}
     known = ("float32", "float16", "bfloat16")
     if dtype not in known:
         raise ConfigError(f"--dtype: expected one of {', '.join(known)}, found {dtype!r}")
     place = devices.facts(device).TORCH_DEVICE
     devices.describe(device)
-    family, options = networks.parse(name, {} if classes is None else {"num_classes": classes})
-    made = networks.create(family, checkpoint=checkpoint or None, **options)
+    if Path(text).exists():
+        made = networks.from_checkpoint(text, **own)
+    else:
+        family, options = networks.parse(name, own)
+        made = networks.create(family, checkpoint=checkpoint or None, **options)
     if not hasattr(made, "path"):
         raise ConfigError(f"--network: expected one that makes maps, such as segformer-b0-512, found {name}")
     return made.to(place, getattr(torch, dtype))
@@ -174,13 +176,7 @@ def _network(text, classes, device, dtype):
 def _runner(networks, table, size, samples) -> "FrameRunner":
     """A runner of frames of one size that knows what it can promise."""
     from tilewright.paths import FrameRunner
-    from tilewright.paths.runner import facts
-    from tilewright.paths.table import Entry, Table
 
-    if table is None:
-        (only,) = networks
-        known = facts(only) | {"path": str(only.path()), "rung": "trained", "batch": 1, "macs": 0}
-        table = Table([Entry(p50_us=1.0, promise_us=1.0, **known)], joint=True)
     runner = FrameRunner(networks, table, size)
     runner.rehearse(count=samples)
     return runner

@@ -39,6 +39,16 @@ PHOTOGRAPHS = {
     "rocket": Photograph("rocket.jpg", (640, 427), "public domain", "SpaceX"),
 }
 
+# Endings of images in a folder.
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# Ten files to try a network on, of all sizes and modes.
+EXAMPLE = PHOTOGRAPHS | {
+    "camera": Photograph("camera.png", (512, 512), "CC0", "Lav Varshney"),
+    "clock_motion": Photograph("clock_motion.png", (400, 300), "public domain", "Stefan van der Walt"),
+    "coins": Photograph("coins.png", (384, 303), "no known copyright restrictions", "Brooklyn Museum"),
+    "ihc": Photograph("ihc.png", (512, 512), "no known copyright restrictions", "CMMI"),
+}
+
 
 def path(name_or_path: Path | str) -> Path:
     """Where a photograph lies: one of `PHOTOGRAPHS` by name, else a file of the user's.
@@ -59,6 +69,15 @@ def load(name_or_path: Path | str, size: tuple[int, int] | int) -> np.ndarray:
     `ArtifactError` for what is no RGB image.
     """
     return cut(path(name_or_path), size, "RGB")
+
+
+def files_of(folder: Path | str, what: str = "a folder of images") -> list[Path]:
+    """Images of a folder by name. Raises `ArtifactError` for what has none."""
+    folder = Path(folder)
+    found = sorted(x for x in folder.iterdir() if x.suffix.lower() in SUFFIXES) if folder.is_dir() else []
+    if not found:
+        raise ArtifactError(f"{folder}: expected {what} ({', '.join(SUFFIXES)}), found none")
+    return found
 
 
 def opened(where: Path | str) -> Any:

@@ -16,7 +16,7 @@ from tilewright.paths import frames as places
 from tilewright.paths.lateness import Closed, Priced
 from tilewright.paths.record import Record
 from tilewright.paths.runner import Picker, Told, facts, made
-from tilewright.paths.table import BROKEN, SAMPLES, Table, checked_budget
+from tilewright.paths.table import BROKEN, SAMPLES, Entry, Table, checked_budget
 
 _LOG = logging.getLogger(__name__)
 # Frames that paths are measured with where none were shown.
@@ -42,9 +42,9 @@ class FrameRunner(Picker):
     networks : Module or sequence of Module
         On one device, in one type, for inference, with the same classes, of which there are at most 256. Their input
         sizes may differ.
-    table : Table
+    table : Table, optional
         Paths of these networks; with several, a joint one. A table whose promises are about maps, or frames of another
-        size, needs a `rehearse` before the first call.
+        size, needs a `rehearse` before the first call. None runs one network whole, and needs one, too.
     frame : (int, int)
         Height and width of frames.
     batch : int
@@ -81,7 +81,7 @@ class FrameRunner(Picker):
     def __init__(
         self,
         networks: torch.nn.Module | Sequence[torch.nn.Module],
-        table: Table,
+        table: Table | None,
         frame: tuple[int, int],
         *,
         batch: int = 1,
@@ -93,10 +93,15 @@ class FrameRunner(Picker):
         folded: Mapping[str, Any] | None = None,
     ):
         """Capture the paths of `table`."""
-        if not isinstance(table, Table):
+        if not isinstance(table, Table | None):
             raise ConfigError(f"table: expected a path table, found {arguments.shown(table)}")
         batch, known = arguments.whole("batch", batch), _known(networks)
-        first, *_ = known.values()
+        first, *others = known.values()
+        if table is None:
+            if others:
+                raise ConfigError(f"table: expected one to pick among {len(known)} networks, found none")
+            whole = facts(first) | {"path": str(first.path()), "rung": "trained", "batch": batch, "macs": 0}
+            table = Table([Entry(p50_us=1.0, promise_us=1.0, **whole)], joint=True)
         table.check(batch=batch, **{name: value for name, value in facts(first).items() if name in ("device", "dtype")})
         keys: dict[tuple, dict] = {}
         # The slowest first: its memory serves the others.

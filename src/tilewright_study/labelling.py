@@ -1,0 +1,208 @@
+"""Class maps of photographs, and these in colours over the photographs: a file, a folder or the example."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tilewright import devices, networks
+from tilewright.core import artifacts, images
+from tilewright.core.errors import ArtifactError, ConfigError, PatternError, need
+from tilewright_study.scenes import labels as records
+
+# How an image of another shape than the network's comes to it.
+FITS = ("stretch", "aspect", "slide")
+# Windows that slide go on by this share of their sides at most.
+STEP = 2 / 3
+# Calls of each path that promises are made of, and where there is no budget.
+CALLS, FEW = 30, 3
+# Runners that are kept, one for each size of frames.
+KEPT = 4
+# Modes of images that are turned into RGB, and classes that are named for each.
+MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "YCbCr")
+NAMED = 3
+
+
+def run(model, sources, checkpoint, attention, *, device, dtype, budget_us, table, fit, data, blend, maps, options):
+    """Label images, ``{name: file}``, and write what was found; see ``infer.py --help``.
+
+    Raises `TilewrightError`, for images that could not be labelled once all others are.
+    """
+    import torch
+
+    if fit not in FITS:
+        raise ConfigError(f"--fit: expected one of {', '.join(FITS)}, found {fit!r}")
+    if fit == "aspect" and table is not None:
+        raise ConfigError(
+            "--table: its paths are of one size of the network; expected --fit stretch or slide, found aspect"
+        )
+    if dtype not in (known := ("float32", "float16", "bfloat16")):
+        raise ConfigError(f"--dtype: expected one of {', '.join(known)}, found {dtype!r}")
+    devices.describe(device)
+    place, record = devices.facts(device).TORCH_DEVICE, None if data is None else records.read(data)
+    if record is not None and checkpoint is None:
+        options.setdefault("num_classes", len(record.classes))
+
+    def made(size):
+        network = _network(model, checkpoint, attention, options | ({} if size is None else {"image_size": size}))
+        return network.to(place, getattr(torch, dtype))
+
+    first = made(None)
+    count = first.options.num_classes
+    if record is None:
+        record = records.Labels(tuple(_distinct(first.labels)) or tuple(str(number) for number in range(count)))
+    elif len(record.classes) != count:
+        raise ConfigError(f"--data: expected {count} classes of the network, found {len(record.classes)}")
+    print(f"weights: {first.weights or 'random, for there is no checkpoint'}; {count} classes")
+    labelled, refused, shown = _Labelled(first, made, fit, table, budget_us), [], False
+    stems = [Path(name).stem for name in sources]
+    for name, file in sources.items():
+        try:
+            image = _rgb(images.opened(file), name)
+            found, told = labelled(np.array(image))
+        except (ArtifactError, PatternError) as error:
+            refused.append(name)
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
+        shares = np.bincount(found.ravel(), minlength=count) / found.size
+        best = ", ".join(f"{record.classes[at]} {shares[at]:.0%}" for at in np.argsort(-shares)[:NAMED] if shares[at])
+        took = sum(x.took_us for x in told) / 1e3
+        print(f"{name}, {found.shape[0]} x {found.shape[1]}: {took:.1f} ms, {told[0].path}: {best}")
+        if not shown:
+            shown = True
+            print(labelled.parts())
+        if maps is not None:
+            stem = Path(name).stem
+            _write(Path(maps), stem if stems.count(stem) == 1 else name, image, found, record.colours, blend)
+    if refused:
+        raise ArtifactError(
+            f"expected images, found {len(refused)} of {len(sources)} that are none: {', '.join(refused[:5])}"
+        )
+
+
+def sources_of(image, example):
+    """``{name: file}`` of the photograph, file or folder `image`, or of the example. Raises `TilewrightError`."""
+    if (image is None) != example:
+        raise ConfigError("--image: expected a photograph, a file or a folder, or --example, one of both")
+    if example:
+        return {name: images.carried(photograph) for name, photograph in images.EXAMPLE.items()}
+    if Path(image).is_dir():
+        return {file.name: file for file in images.files_of(image)}
+    return {Path(image).name: images.path(image)}
+
+
+class _Labelled:
+    """Class maps of images of any size, by a `FrameRunner` for each size."""
+
+    def __init__(self, network, made, fit, table, budget_us):
+        self.network, self.made, self.fit, self.budget_us = network, made, fit, budget_us
+        self.runners, self.last = {}, None
+        self.table = table
+
+    def __call__(self, pixels):
+        """``(map, told)`` of uint8 [H, W, 3]: uint8 [H, W], and what ran for each window."""
+        size = pixels.shape[:2]
+        if self.fit != "slide":
+            found, told = self._runner(size, pixels)(pixels, self._budget())
+            return found.cpu().numpy(), [told]
+        window, found, told = _window(size, self.network.options.pixels), np.zeros(size, np.uint8), []
+        for (top, left), (rows, columns) in windows(size, window):
+            part = pixels[top : top + window[0], left : left + window[1]]
+            one, what = self._runner(window, part)(np.ascontiguousarray(part), self._budget())
+            told.append(what)
+            found[rows, columns] = one.cpu().numpy()[
+                rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
+            ]
+        return found, told
+
+    def parts(self):
+        """What is said of the parts of the latest call."""
+        from tilewright.paths import PARTS
+
+        row = self.last.table.rows[-1]
+        parts = (f"{name.removesuffix('_us').replace('_', ' ')} {getattr(row, name) / 1e3:.2f}" for name in PARTS)
+        return f"parts of {row.path}, ms: {', '.join(parts)}; promise {row.promise_us / 1e3:.2f}"
+
+    def _budget(self):
+        return 1e12 if self.budget_us is None else self.budget_us
+
+    def _runner(self, size, pixels):
+        import torch
+
+        from tilewright.paths import FrameRunner, load
+
+        if size not in self.runners:
+            network = self.network if self.fit != "aspect" else self.made(_kept(size, self.network.options.pixels))
+            table = None if self.table is None else load(self.table, joint=True)
+            runner = FrameRunner(network, table, size)
+            frames = torch.from_numpy(np.ascontiguousarray(pixels))[None]
+            runner.rehearse(frames, FEW if self.budget_us is None else CALLS)
+            if len(self.runners) >= KEPT:
+                self.runners.pop(next(iter(self.runners)))
+            self.runners[size] = runner
+        self.last = self.runners[size]
+        return self.last
+
+
+def windows(size, window):
+    """``((top, left), (rows, columns))`` of windows over an image: where each begins, and the slices of pixels that are
+    nearer to its middle than to that of others."""
+    axes = []
+    for side, own in zip(size, window, strict=True):
+        count = 1 + -(-(side - own) // max(1, int(STEP * own)))
+        starts = [round(at * (side - own) / max(1, count - 1)) for at in range(count)]
+        ends = [(a + b + own) // 2 for a, b in itertools.pairwise(starts)]
+        axes.append([*zip(starts, map(slice, [0, *ends], [*ends, side]), strict=True)])
+    for top, rows in axes[0]:
+        for left, columns in axes[1]:
+            yield (top, left), (rows, columns)
+
+
+def _window(size, pixels):
+    """Height and width of the largest window of an image with the shape of the network's input."""
+    share = min(side / own for side, own in zip(size, pixels, strict=True))
+    return tuple(max(1, min(side, round(share * own))) for side, own in zip(size, pixels, strict=True))
+
+
+def _kept(size, pixels):
+    """Height and width of the network's input for an image whose aspect ratio is kept: its shorter side stays."""
+    share = min(pixels) / min(size)
+    return tuple(max(min(pixels), round(side * share)) for side in size)
+
+
+def _network(model, checkpoint, attention, options):
+    """A network of maps by its name, its weights, or both. Raises `TilewrightError`."""
+    if model is None and checkpoint is None:
+        raise ConfigError("--model: expected a network, or --checkpoint, found neither")
+    if checkpoint in (None, "cached"):
+        family, stated = networks.parse(model, options)
+        made = networks.create(family, **stated, checkpoint=checkpoint, attention=attention)
+        made.labels = ()
+        return made
+    stated = dict(options) if model is None else networks.parse(model, options)[1]
+    return networks.from_checkpoint(checkpoint, attention=attention, **stated)
+
+
+def _rgb(image, name):
+    """An image in RGB. Raises `ArtifactError` for one whose numbers are no colours."""
+    if image.mode not in MODES:
+        raise ArtifactError(f"{name}: expected an image of 8 bits ({', '.join(MODES)}), found mode {image.mode}")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _distinct(names):
+    """Names of classes, each once."""
+    return [name if names.index(name) == at else f"{name} ({at})" for at, name in enumerate(names)]
+
+
+def _write(folder, stem, image, found, colours, blend):
+    """A class map as a PNG with a palette, and its colours over the photograph; each whole or not at all."""
+    Image = need("PIL.Image", "images", "study")
+    folder.mkdir(parents=True, exist_ok=True)
+    map_ = Image.fromarray(found)
+    map_.putpalette(colours.tobytes())
+    mixed = Image.blend(image, map_.convert("RGB"), blend)
+    for picture, path in ((map_, folder / f"{stem}.png"), (mixed, folder / f"{stem}.blend.png")):
+        with artifacts.atomic(path) as temporary:
+            picture.save(temporary, format="PNG")
