@@ -70,6 +70,9 @@ class Unprepared:
 
     known, joint = NOTHING_KNOWN, NO_JOINT
 
+    def again(self, *_: Any) -> None:
+        """Nothing is known."""
+
 
 class Executor(Protocol):
     """A prepared schedule. Call it with q [B, H, N_q, D] and k, v [B, H, N_k, D]; it returns attention [B, H, N_q, D].
@@ -79,7 +82,8 @@ class Executor(Protocol):
     the same time.
 
     An executor may have ``known``, a `Known`, and ``joint``, a `Joint`. Then it has ``join(x)``, which sets the latter
-    where it was called with the queries, keys and values of x, [B, N, 3 H D].
+    where it was called with the queries, keys and values of x, [B, N, 3 H D], and ``again(q, k, v, table)``: the result
+    with values of a bias for tensors like those of the last such call, None for others.
     """
 
     @property

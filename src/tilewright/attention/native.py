@@ -445,6 +445,9 @@ class Executor:
             self.known = known = qkv.same_layout(q, k, v), *self._prepared(q, k, v)
         return known
 
+    def again(self, *_: Any) -> None:
+        """Values of a bias make another executor."""
+
     def join(self, x: Tensor) -> None:
         """Make calls with the queries, keys and values of `x` known as those with itself, see `backends.Executor`."""
         heads = self.heads

@@ -384,10 +384,10 @@ class Plan:
         """
         # A compiler guards what is asked of it.
         compiled = torch.compiler.is_dynamo_compiling()
-        if not compiled and bias is None and (ordered is False or ordered is True) and operators.forward_level() < 0:
+        if not compiled and (ordered is False or ordered is True) and operators.forward_level() < 0:
             # Of tensors that are alike all is known: that none needs a gradient, and that nobody watches, too.
-            like, call, _ = self._called[ordered].known
-            if like(q, k, v) and (out := call(q, k, v)) is not None:
+            out = self._again(q, k, v, ordered, bias, True)
+            if out is not None:
                 return out
         if compiled or operators.watched(q):
             if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
@@ -405,12 +405,22 @@ class Plan:
         if recorded:
             return operators.differentiated(q, k, v, self._name, ordered, bias)
         executor = self._executor(q, ordered, bias)
-        if bias is None:
-            self._remember(ordered, executor)
+        self._remember(ordered, executor, bias)
         return executor.ready(q, k, v)[1](q, k, v) if isinstance(executor, native.Executor) else executor(q, k, v)
 
-    def _remember(self, ordered, executor):
-        """From now on, what `executor` knows of its calls is asked first."""
+    def _again(self, q, k, v, ordered, bias, any_layout):
+        """The result for tensors like those of the last call, None for others; any_layout: also by head."""
+        executor = self._called[ordered]
+        if bias is not None:
+            return executor.again(q, k, v, bias)
+        like, call, as_queries = executor.known
+        return call(q, k, v) if like(q, k, v) and (any_layout or not as_queries) else None
+
+    def _remember(self, ordered, executor, bias):
+        """From now on, what `executor` knows of its calls is asked first. One of other values of a bias lasts no longer
+        than its call."""
+        if bias is not None:
+            executor = getattr(executor, "base", None)
         if self._called[ordered] is not executor and hasattr(executor, "known"):
             self._called = self._called | {ordered: executor}
 
@@ -542,13 +552,11 @@ class Plan:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ordered: bool, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The call behind the registered operator. The executor, prepared once for each device, checks and executes."""
-        if bias is not None:
-            return self._executor(q, ordered, bias)(q, k, v)
-        like, call, as_queries = self._called[ordered].known
-        if not as_queries and like(q, k, v) and (out := call(q, k, v)) is not None:
+        out = self._again(q, k, v, ordered, bias, False)
+        if out is not None:
             return out
-        executor = self._executor(q, ordered)
-        self._remember(ordered, executor)
+        executor = self._executor(q, ordered, bias)
+        self._remember(ordered, executor, bias)
         return executor(q, k, v)
 
     def _executor(self, q, ordered, bias=None, tiles=False):

@@ -299,10 +299,16 @@ def compared(device: torch.device) -> bool:
     return _compared(device.type)
 
 
+# By kinds of devices: each layer asks in each call.
+_COMPARED: dict[str, bool] = {}
+
+
 # Compiled code asks, too, and imports nothing.
 @_internals.constant
 def _compared(kind):
-    return kind not in devices.NAMES or not devices.facts(kind).CUDA
+    if kind not in _COMPARED:
+        _COMPARED[kind] = kind not in devices.NAMES or not devices.facts(kind).CUDA
+    return _COMPARED[kind]
 
 
 def _recorded(q, k, v, tables):

@@ -176,11 +176,8 @@ def _pack(x, keep, count):
         for call in (packing.gather, packing.attend)
     )
 
-    def attend(q, k, v):
-        packed = (heads.transpose(1, 2).flatten(0, 1) for heads in (q, k, v))
-        return attend_packed(*packed).unflatten(0, (-1, count)).transpose(1, 2)
-
-    return gather(x).unflatten(0, (-1, count)), partial(attention_sites.timed, attend)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
+    attend = vit_parts.InRows(partial(attention_sites.timed, attend_packed))
+    return gather(x).unflatten(0, (-1, count)), attend  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
 
 
 def _eps(lvvit):

@@ -26,6 +26,14 @@ class Patches(nn.Module):
         return self.proj(x)
 
 
+class InRows:
+    """Attention for `Attention.forward` that takes the tokens of all images one after the other."""
+
+    def __init__(self, attend: Callable):
+        """attend: ``callable(q, k, v)`` on [B N, H, D]."""
+        self.attend = attend
+
+
 class Attention(nn.Module):
     """The projections around an attention that the caller chooses."""
 
@@ -40,8 +48,11 @@ class Attention(nn.Module):
         """Queries, keys and values [..., H, D] of tokens x [..., C]: strided views of one projection."""
         return self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)
 
-    def forward(self, x: torch.Tensor, attend: Callable) -> torch.Tensor:
-        """Tokens [B, N, C] through ``attend(q, k, v)`` on [B, H, N, D]."""
+    def forward(self, x: torch.Tensor, attend: Callable | InRows) -> torch.Tensor:
+        """Tokens [B, N, C] through ``attend(q, k, v)`` on [B, H, N, D], or what is `InRows`."""
+        if isinstance(attend, InRows):
+            out = attend.attend(*self.split(x.flatten(0, 1)))
+            return self.proj(out.flatten(1)).view(x.shape)
         q, k, v = (heads.transpose(1, 2) for heads in self.split(x))
         return self.proj(attend(q, k, v).transpose(1, 2).flatten(2))
 
@@ -72,7 +83,7 @@ class Block(nn.Module):
         self.attn = Attention(width, heads, bias)
         self.mlp = Mlp(width, ratio * width)
 
-    def forward(self, x: torch.Tensor, attend: Callable) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, attend: Callable | InRows) -> torch.Tensor:
         """Tokens [B, N, C]; attend: as `Attention.forward` takes it."""
         x = x + self.attn(self.norm1(x), attend) / self.skip
         return x + self.mlp(self.norm2(x)) / self.skip

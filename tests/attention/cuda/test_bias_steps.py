@@ -6,14 +6,17 @@ Where there is no GPU, what would be launched directly runs under Triton's inter
 from threading import Thread
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tilewright as tw
 from helpers import plans
 from helpers.direct import Kernel
 from helpers.gpu import TRITON_DEVICE as DEVICE
-from tilewright import graph
+from tilewright import graph, reference
+from tilewright.attention import backends
 from tilewright.attention.cuda import (
     backward,
     backward_kernels,
@@ -25,7 +28,7 @@ from tilewright.attention.cuda import executor as cuda_executor
 from tilewright.attention.masks import Bias
 from tilewright.attention.units import Units
 from tilewright.core import _internals
-from tilewright.core.errors import DeviceError
+from tilewright.core.errors import DeviceError, PatternError
 from tilewright.devices.cuda import launcher, tape
 
 H, D, T, N = 2, 32, 11, 60
@@ -110,6 +113,33 @@ def replays(call):
     both = call._of_tables, *backward.prepared(call)._of_tables.values()
     found = [x for calls in both for _, known in calls._known.items() for x in known]
     return sum(isinstance(x, tape.Replay) for x in found)
+
+
+def test_a_plan_makes_calls_with_values_of_a_bias_again(launched, monkeypatch):
+    dense = seeing(N)
+    plan = tw.plan(dense, heads=H, head_dim=D, device=DEVICE, solver="greedy", bias=Bias(table_of(9).cpu(), index))
+    if DEVICE == "cpu":
+        call = prepared(dense)
+        monkeypatch.setattr(plan, "_prepare", lambda *_, **__: call)
+        monkeypatch.setattr(backends.executor("cpu"), "READS_TABLES", True, raising=False)
+    with torch.no_grad():
+        for seed in range(3):
+            plan(*tokens(seed)[:3], bias=table_of(seed))
+        launched.usual.clear()
+        q, k, v, _ = tokens(3)
+        with monkeypatch.context() as patched:
+            patched.setattr(plan, "_executor", None)
+            found = [plan(q, k, v, bias=table_of(seed)) for seed in (3, 4)]
+            found.append(torch.ops.tilewright.attend_direct(q, k, v, plan.digest(), False, None, table_of(3)))
+        assert not launched.usual
+        for out, seed in zip(found, (3, 4, 3), strict=True):
+            bias = table_of(seed)[:, index(np.arange(N)[:, None], np.arange(N))]
+            wanted = reference.attention(*(x.cpu() for x in (q, k, v)), torch.from_numpy(dense), bias=bias.cpu())
+            assert reference.relative_error(out.cpu(), wanted) <= reference.TOLERANCE[torch.float32]
+        other = plan(*tokens(4, batch=2)[:3], bias=table_of(4))
+        assert len(other) == 2
+    with pytest.raises(PatternError, match="bias"):
+        plan(q, k, v, bias=table_of(3)[:1])
 
 
 @pytest.mark.parametrize(

@@ -151,12 +151,20 @@ def _taking(numbers):
     return itemgetter(*numbers) if len(numbers) > 1 else lambda x: tuple(x[i] for i in numbers)
 
 
+def _nothing(*_: Any) -> None:
+    return None
+
+
 class Calls:
     """Calls that are many launches: the first with tensors of a layout is taken down, later ones are made again.
 
     What does not fit goes the usual way: calls off multiples of 16 bytes, the first ones of a stream in a capture, and
     those whose launches cannot be made directly. Several threads may call.
+
+    last: what made the last call that was made again; for others than such it returns None.
     """
+
+    last: Callable = staticmethod(_nothing)
 
     def __init__(self, device: torch.device, usual: Callable):
         """usual: ``callable(*inputs) -> results``, the usual way, on `device`. Its results are tensors in new memory.
@@ -174,6 +182,8 @@ class Calls:
         key = self._stream(), inputs[0].numel()
         for again in self._known.get(key):
             if (results := again(*inputs)) is not None:
+                if isinstance(again, Replay):
+                    self.last = again
                 return results
         if launcher.capturing() or reduce(or_, map(torch.Tensor.data_ptr, inputs)) & (ALIGNED - 1):
             return self._usual(*inputs)
