@@ -169,15 +169,13 @@ def _gather(x, places):
 
 def _pack(x, keep, count):
     """Those of the tokens x [B, N, C] that are in keep [B, N], `count` of each image: ``([B, count, C], attend)``."""
-    packing = pack.pack(keep, len(x) * count)
     recorded = pack.differentiates(x.device)
-    gather, attend_packed = (
-        call if recorded else partial(attention_sites.without_backward, call)
-        for call in (packing.gather, packing.attend)
-    )
-
-    attend = vit_parts.InRows(partial(attention_sites.timed, attend_packed))
-    return gather(x).unflatten(0, (-1, count)), attend  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
+    packing = pack.pack(keep, len(x) * count, tokens=x if recorded else None)
+    tokens, attend = packing.tokens, packing.attend
+    if tokens is None:
+        tokens = attention_sites.without_backward(packing.gather, x)
+        attend = partial(attention_sites.without_backward, attend)
+    return tokens.unflatten(0, (-1, count)), vit_parts.InRows(partial(attention_sites.timed, attend))
 
 
 def _eps(lvvit):
