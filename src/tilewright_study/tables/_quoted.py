@@ -13,6 +13,7 @@ from tilewright.attention import reorder
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
 from tilewright_study.experiments.attention import table_policy_summary, table_speedup
+from tilewright_study.experiments.budgets import MASS, table_budgets
 from tilewright_study.experiments.gains import WAYS, table_gains
 from tilewright_study.experiments.neighborhood import table_neighborhood
 from tilewright_study.experiments.networks import table_end_to_end, table_network_plans
@@ -337,6 +338,36 @@ def _slices(root, device):
     return _lines(["tokens", "heads × dim", "keys left out", *found], lines, left=2)
 
 
+def _budgets(root, device):
+    """Errors at the time of one share of the keys: of this share, of one mass, and of shares for each head."""
+    rows = _table(root, device, "budgets", table_budgets.table)
+    rows = rows[rows["status"] == "ok"]
+    lines = []
+    for (_, keep), group in rows.groupby(["case", "keep"], sort=False):
+        found = {name: own.iloc[0] for name, own in group.groupby("chosen_by")}
+        made = [found[name] for name in table_budgets.PROGRAMS if name in found]
+        if table_budgets.SINGLE not in found or not made:
+            continue
+        single, program = found[table_budgets.SINGLE], made[0]
+        errors = [f"{row['error']:.1%}" for row in (single, found[MASS], program)]
+        times = [f"{row['p50_us'] / 1e3:.2f}" for row in (single, program)]
+        lines.append(
+            [single["maps"], f"{single['tokens']:,.0f}", f"{keep:.0%}", *errors, f"{program['less']:.0%}", *times]
+        )
+    header = [
+        "maps",
+        "tokens",
+        "keys",
+        "one share",
+        "one mass",
+        "for each head",
+        "less",
+        "ms, one share",
+        "ms, each head",
+    ]
+    return _lines(header, lines, left=1)
+
+
 def _network_plans(root, device):
     """Whole networks by order and policy: how many times faster than with their own plans."""
     rows = _table(root, device, "networks", table_network_plans.table)
@@ -571,6 +602,6 @@ _TABLES = {
 NAMES = {f"{device}-{name}": (make, device) for device in FOLDERS for name, make in _TABLES.items()}
 NAMES |= {"h200-network-plans": (_network_plans, "h200"), "h200-published-ragged": (_published_ragged, "h200")}
 NAMES |= {"h200-gains": (_gains, "h200"), "h200-neighborhood": (_neighborhood, "h200")}
-NAMES |= {"h200-published-kernel": (_published_kernel, "h200")}
+NAMES |= {"h200-published-kernel": (_published_kernel, "h200"), "h200-budgets": (_budgets, "h200")}
 NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "headline": (_headline, None)}
 NAMES |= {f"results-{kind}": (_results, kind) for kind in claims.KINDS if kind != "aim"}
