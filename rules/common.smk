@@ -68,8 +68,9 @@ MACHINE = devices.identity(CONFIG.device, THREADS)
 HOST = devices.identity("cpu", workflow.cores)
 # What draws scenes on it.
 SCENES = [*devices.modules(CONFIG.device), *backends.modules(CONFIG.device)]
-# Where torch keeps what it compiled, for the jobs that compile ahead and those that are timed.
-COMPILED = "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
+# Where torch keeps what it compiled, for the jobs that compile ahead and those that are timed. It asks the processor alone what it
+# compiles for, and compiles nothing to ask g++: any that reads torch's headers knows these instructions.
+COMPILED = "TORCHINDUCTOR_VEC_ISA_OK=1 TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
 # It is for as many threads as torch has. Snakemake sets those of a job to its own, which for one that compiles ahead is one.
 TIMED_THREADS = f"OMP_NUM_THREADS={THREADS} MKL_NUM_THREADS={THREADS}"
 # Experiments that the rule `experiment` runs on this device, those that time the host's processors, and those that time nothing.
