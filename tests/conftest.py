@@ -36,16 +36,18 @@ LONGEST = (
 def pytest_configure(config):
     """Each of the processes that run tests rewrites its share of the files first, and then reads what the others wrote:
     their asserts take half of the time until all tests are known."""
-    own = getattr(config, "workerinput", None)
-    if own is None or sys.dont_write_bytecode:
+    own, tests = getattr(config, "workerinput", None), Path(__file__).parent
+    if own is None or sys.dont_write_bytecode or [Path(each).resolve() for each in config.args] != [tests]:
         return
-    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    files = sorted(tests.rglob("test_*.py"))
     for path in files[int(own["workerid"].removeprefix("gw")) :: own["workercount"]]:
         folder = rewrite.get_cache_dir(path)
         kept = folder / f"{path.stem}{rewrite.PYC_TAIL}"
         if rewrite._read_pyc(path, kept) is None and rewrite.try_makedirs(folder):
-            source, code = rewrite._rewrite_test(path, config)
-            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, kept)
+            # What cannot be read is said where it is collected.
+            with contextlib.suppress(SyntaxError):
+                source, code = rewrite._rewrite_test(path, config)
+                rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, kept)
 
 
 def pytest_collection_modifyitems(items):
