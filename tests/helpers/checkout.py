@@ -216,9 +216,9 @@ def dry_run(directory, *arguments, source=ROOT):
     return run_loaded(*_stated(directory, source), "--dry-run", *arguments, source=source)
 
 
-def plan(directory, *targets, configs=(TINY,), source=ROOT):
+def plan(directory, *targets, configs=(TINY,), source=ROOT, cores=2):
     """Jobs that Snakemake would run for `targets`: a list of (rule, wildcards)."""
-    status, printed = dry_run(directory, *targets, "--cores", "2", "--configfile", *configs, source=source)
+    status, printed = dry_run(directory, *targets, "--cores", str(cores), "--configfile", *configs, source=source)
     assert status == 0, printed
     found = []
     for name, body in JOB.findall(printed):

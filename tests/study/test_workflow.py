@@ -20,8 +20,10 @@ from tilewright_study.tables import _select
 
 # The small study, of whole networks one with two kinds of attention.
 TINY = small.kept(small.small(networks={"workloads": ["regionvit-tiny-64"], "attention": {"native": [], "full": []}}))
-RUN = ("--cores", "2", "--configfile", TINY)
-plan, described = partial(small.plan, configs=(TINY,)), partial(small.described, studies=[(TINY,)])
+# On one core, jobs are forks of one process that has loaded libraries, and not of two.
+RUN = ("--cores", "1", "--configfile", TINY)
+plan = partial(small.plan, configs=(TINY,), cores=1)
+described = partial(small.described, studies=[(TINY,)], cores=1)
 # Reach every stage with few jobs.
 TARGETS = ("figures/fill.svg", "figures/latency_vil.svg", "results/tables/fill.csv", "results/tables/end_to_end.csv")
 PACKED = ("results/logs/pruned/deit-tiny-64-threshold_l2.csv", "results/logs/ragged/1x32.csv")
@@ -169,7 +171,7 @@ def test_recorded_logs_are_shown_without_their_device(study, checkout, tmp_path)
     record.collect(study, tmp_path / "rows", _select.logs(config.load(merged(TINY))))
     recorded = overlay(tmp_path / "study.recorded.yaml", {"recorded": str(tmp_path / "rows"), "device": "cuda"})
     wanted = ("figures/latency_vil.svg", "results/tables/end_to_end.csv")
-    run = ("--cores", "2", "--configfile", TINY, recorded)
+    run = ("--cores", "1", "--configfile", TINY, recorded)
     done = snakemake(tmp_path, *wanted, *run, source=checkout, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "results/logs").exists()
@@ -198,7 +200,7 @@ def test_a_changed_page_makes_the_report_again_alone(study, checkout, tmp_path, 
     directory = shutil.copytree(study, tmp_path_factory.mktemp("page"), dirs_exist_ok=True)
     jobs = plan(directory, "results/report.html", configs=configs, source=checkout)
     assert not {"profile", "bench", "baselines", "experiment"} & {name for name, _ in jobs}
-    run = ("--cores", "2", "--configfile", *configs)
+    run = ("--cores", "1", "--configfile", *configs)
     done = snakemake(directory, "results/report.html", *run, source=checkout, capture_output=True)
     assert done.returncode == 0, done.stderr[-4000:]
     text = (directory / "results/report.html").read_text()
