@@ -2,8 +2,9 @@
 
 `outputs` lowers a `halide.Func` whose schedule is ``compute_root`` for each stage, and reads the text of Halide's own
 lowered statement: loops, lets, allocations, stores and loads. Each function becomes a stage of `dsl`; an update that
-adds to itself over an `RDom` becomes a sum over these loops, and functions or sums that were unrolled are laid out in
-space. Words have 16 bits, as everywhere here; bounds and strides are those of the shapes that are given.
+adds to itself over an `RDom` becomes a sum over these loops, `max` and `min` likewise, and functions or sums that were
+unrolled are laid out in space. Loops that Halide splits at borders become a choice by indices. Words have 16 bits, and
+bytes wrap around as Halide's do. Bounds and strides are those of the shapes that are given.
 
 Halide simplifies and reorders expressions before it lowers them. So operands of sums and products may stand otherwise
 than in a program that is written in `dsl`; reads, loops, schedules and words are the same. Needs the package `halide`
@@ -15,27 +16,33 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tilewright.pushmem import dsl
+import numpy as np
+
+from tilewright.pushmem import dsl, lowering
 from tilewright.pushmem.errors import ProgramError, need
 
 # ``(shape, type)`` by name.
 Shapes: TypeAlias = dict[str, tuple[tuple[int, ...], str]]
-TYPES = ("uint16", "int16")
+TYPES = ("uint16", "int16", "uint8")
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][\w.$]*)|(<=|>=|==|!=|&&|\|\||[-+*/%<>()\[\],!]))")
 _FOR = re.compile(r"for \(([\w.$]+), (.+), (\d+)\) \{")
 _LET = re.compile(r"let ([\w.$]+) = (.+)")
 _ALLOCATE = re.compile(r"allocate ([\w.$]+)\[(\w+)((?: \* \d+)+)\]")
 _STORE = re.compile(r"([\w.$]+)\[(.+)\]\s=\s(.+)")
 _SKIPPED = re.compile(r"module |external_plus_metadata |free |let [\w.$]+ = \(void \*\)_halide_buffer_get_host")
+_IDENTITIES = {("+", t): 0 for t in TYPES} | {("max", "uint16"): 0, ("max", "uint8"): 0, ("min", "uint16"): 65535}
+_IDENTITIES |= {("min", "uint8"): 255, ("max", "int16"): -32768, ("min", "int16"): 32767}
+_RANGES = {"uint16": range(1 << 16), "uint8": range(1 << 8), "int16": range(-(1 << 15), 1 << 15)}
 _LEVELS = (("||",), ("&&",), ("==", "!=", "<", "<=", ">", ">="), ("+", "-"), ("*", "/", "%"))
-_CALLS = {
+_BINARY = {
     **{"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "shift_right": ">>", "shift_left": "<<"},
-    **{"min": "min", "max": "max"},
+    **{"&&": "&", "||": "|"},
+    **{sign: sign for sign in ("min", "max", "+", "-", "*", "<", "<=", "==", "!=")},
 }
 
 
@@ -129,6 +136,8 @@ def _parse(text):
     stores, allocated = [], {}
     scopes: list[tuple[str, dict]] = [("", {})]
     loops: list[tuple[str, int, int]] = []
+    # What is allocated within loops has a word for each of their iterations.
+    within: dict[str, tuple] = {}
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
         if not line or _SKIPPED.match(line):
@@ -140,7 +149,7 @@ def _parse(text):
         known = {name: value for _, scope in scopes for name, value in scope.items()}
 
         def parsed(part, line=line, known=known):
-            return _Reader(part, line, known).whole()
+            return _each(_Reader(part, line, known).whole(), within)
 
         if line == "}":
             kind, _ = scopes.pop()
@@ -157,16 +166,46 @@ def _parse(text):
         elif match := _LET.fullmatch(line):
             scopes[-1][1][match[1]] = parsed(match[2])
         elif match := _ALLOCATE.fullmatch(line):
-            shape = tuple(map(int, match[3].split(" * ")[1:]))[::-1]
-            allocated[_plain(match[1])] = (shape, _word_type(_plain(match[1]), match[2]))
+            name, shape = _plain(match[1]), tuple(map(int, match[3].split(" * ")[1:]))[::-1]
+            if loops:
+                if name in within:
+                    raise ProgramError(f"{name}: expected one allocation, found another in line {number}: {line}")
+                own = () if shape == (1,) else shape
+                shape = (*(extent for _, _, extent in loops), *own)
+                within[name] = tuple(loops), math.prod(own)
+            allocated[name] = (shape, _word_type(name, match[2]))
         elif match := _STORE.fullmatch(line):
-            stores.append(_Store(_plain(match[1]), parsed(match[2]), parsed(match[3]), tuple(loops), line))
+            name = _plain(match[1])
+            _, _, index = _each(("load", name, parsed(match[2])), within)
+            stores.append(_Store(name, index, parsed(match[3]), tuple(loops), line))
         else:
             raise ProgramError(
                 "expected serial loops, lets, allocations and stores, as compute_root schedules give; found line "
                 f"{number}: {line}"
             )
     return stores, allocated
+
+
+def _each(e, within):
+    """An expression whose loads of what is allocated `within` loops name the iteration, too."""
+    match e:
+        case ("load", name, index):
+            index = _each(index, within)
+            if name in within:
+                loops, size = within[name]
+                for variable, least, extent in reversed(loops):
+                    step = (
+                        "call",
+                        "*",
+                        (("call", "-", (("var", variable), ("num", least, None))), ("num", size, None)),
+                    )
+                    index, size = ("call", "+", (step, index)), size * extent
+            return ("load", name, index)
+        case ("cast", kind, value):
+            return ("cast", kind, _each(value, within))
+        case ("call", name, args):
+            return ("call", name, tuple(_each(a, within) for a in args))
+    return e
 
 
 def _unfolded(name, shape, first):
@@ -225,7 +264,7 @@ class _Reader:
         if token == "!":
             return ("call", "!", (self.unary(),))
         if token == "(":
-            if self.tokens[:2] and self.tokens[0] in (*TYPES, "int32", "uint1") and self.tokens[1] == ")":
+            if self.tokens[:2] and self.tokens[0] in (*TYPES, "int32", "uint32", "uint1") and self.tokens[1] == ")":
                 kind = self.next()
                 self.next(")")
                 value = self.unary()
@@ -357,7 +396,11 @@ def _constant_dimensions(stores, extents):
         for name, index in [(store.name, store.index), *_loads(store.value)]:
             if name not in extents:
                 raise ProgramError(f"{name}: expected an input, an allocated buffer or an output; line: {store.line}")
-            places = _places(index, extents[name], store)
+            try:
+                places = _places(index, extents[name], store)
+            except ProgramError:
+                # One that folds at a border, see `_folded`.
+                places = [{"": 1}] * len(extents[name])
             fixed = {d for d, p in enumerate(places) if not set(p) - {None}}
             found[name] = found.get(name, fixed) & fixed
     return {name: tuple(sorted(fixed)) for name, fixed in found.items()}
@@ -376,17 +419,19 @@ def _loads(e):
 
 def _stage(name, shape, dtype, stores, sources, extents):
     """The `dsl.Stage` that `stores` make."""
+    placed = [(store, _places(store.index, shape, store)) for store in stores]
+    constant = [
+        {d: p.get(None, 0) for d, p in enumerate(ps) if not set(p) - {None} and shape[d] > 1} for _, ps in placed
+    ]
+    # In space are dimensions that each store names by a constant, and all of whose values are there.
+    common = sorted(set(constant[0]).intersection(*constant[1:]))
+    unroll = tuple(d for d in common if {each[d] for each in constant} == set(range(shape[d])))
     lanes: dict[tuple, list] = {}
-    for store in stores:
-        places = _places(store.index, shape, store)
-        fixed = tuple((d, p.get(None, 0)) for d, p in enumerate(places) if not set(p) - {None} and shape[d] > 1)
-        lanes.setdefault(fixed, []).append((store, places))
-    unroll = tuple(d for d, _ in next(iter(lanes)))
-    if any(tuple(d for d, _ in fixed) != unroll for fixed in lanes) or len(lanes) != math.prod(
-        shape[d] for d in unroll
-    ):
+    for each, part in zip(constant, placed, strict=True):
+        lanes.setdefault(tuple((d, each[d]) for d in unroll), []).append(part)
+    if len(lanes) != math.prod(shape[d] for d in unroll):
         raise ProgramError(f"{name}: expected every copy of its unrolled dimensions to be stored, found {len(lanes)}")
-    made = {fixed: _lane(name, shape, mine, sources, extents) for fixed, mine in lanes.items()}
+    made = {fixed: _lane(name, shape, unroll, mine, sources, extents) for fixed, mine in lanes.items()}
 
     def make(*indices):
         fixed = tuple((d, int(indices[d])) for d in unroll)
@@ -399,71 +444,110 @@ def _stage(name, shape, dtype, stores, sources, extents):
     return stage
 
 
-def _lane(name, shape, stores, sources, extents):
+def _lane(name, shape, unroll, stores, sources, extents):
     """A function of a stage's indices that gives the word of one copy."""
-    first, *updates = stores
-    if not updates:
-        return _word_of(name, shape, *first, sources, extents)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
-    if first[0].value[:2] != ("num", 0):
-        raise ProgramError(f"{name}: expected a sum that begins with 0, found line: {first[0].line}")
-    parts, reduced = [], None
+    whole = [part for part in stores if name not in dict(_loads(part[0].value))]
+    updates = [part for part in stores if part not in whole]
+    if not whole:
+        raise ProgramError(f"{name}: expected a store before its updates, found line: {stores[0][0].line}")
+    _covered(name, shape, unroll, whole)
+    parts, reduced, op = [], None, ""
     for store, places in updates:
         own = {a.args[0] for p in places for a in p if a is not None and a.kind == "var"}
         inner = tuple((v, least, extent) for v, least, extent in store.loops if v not in own)
         box = tuple(extent for _, _, extent in inner)
-        if reduced not in (None, box):
-            raise ProgramError(f"{name}: expected updates over one box, found {reduced} and {box}; line: {store.line}")
-        reduced = box
         match store.value:
-            case ("call", "+", (("load", same, index), body)) if same == name and index == store.index:
+            case ("call", "+" | "max" | "min" as sign, (("load", same, index), body)) if (same, index) == (
+                name,
+                store.index,
+            ):
                 pass
-            case ("call", "+", (body, ("load", same, index))) if same == name and index == store.index:
+            case ("call", "+" | "max" | "min" as sign, (body, ("load", same, index))) if (same, index) == (
+                name,
+                store.index,
+            ):
                 pass
             case _:
-                raise ProgramError(f"{name}: expected an update that adds to itself, found line: {store.line}")
+                raise ProgramError(
+                    f"{name}: expected an update that adds to itself, or takes its maximum or minimum, found line: "
+                    f"{store.line}"
+                )
+        if reduced not in (None, box) or op not in ("", sign):
+            raise ProgramError(
+                f"{name}: expected updates over one box, found {reduced} ({op}) and {box} ({sign}); line: {store.line}"
+            )
+        reduced, op = box, sign
+        _covered(name, shape, unroll, [(store, places)])
         parts.append((store, places, inner, body))
-    assert reduced is not None
+
+    def first(*indices):
+        found = None
+        for store, places in whole:
+            values, region = _loops_of(name, shape, store, places, indices)
+            word = _word(store.value, store, values, sources, extents)
+            for d, (at, (low, high), extent) in enumerate(zip(indices, region, shape, strict=True)):
+                if d in unroll:
+                    continue
+                if found is not None and high < extent - 1:
+                    word = dsl.select(dsl.Coordinate(dsl.index(at)) <= high, word, found)
+                if found is not None and low > 0:
+                    word = dsl.select(dsl.Coordinate(dsl.index(at)) >= low, word, found)
+            found = word
+        return found
 
     def make(*indices):
         def summed(*place):
             total = None
             for store, places, inner, body in parts:
-                values = _loops_of(name, shape, store, places, indices)
+                values, _ = _loops_of(name, shape, store, places, indices)
                 values |= {v: r + least for (v, least, _), r in zip(inner, place, strict=True)}
                 word = _word(body, store, values, sources, extents)
-                total = word if total is None else total + word
+                total = word if total is None else dsl.binary(op, total, word)
             return total
 
-        return dsl.Reduce(reduced, summed) if reduced else summed()
+        found = dsl.Reduce(reduced, summed, op) if reduced else summed()
+        known: Any = whole[0][0].value if len(whole) == 1 else ()
+        same = known[:1] == ("num",) and _IDENTITIES[op, known[2] or "uint16"] == known[1]
+        return found if same else dsl.binary(op, first(*indices), found)
 
-    return make
+    return make if parts else first
 
 
-def _word_of(name, shape, store, places, sources, extents):
-    def make(*indices):
-        return _word(store.value, store, _loops_of(name, shape, store, places, indices), sources, extents)
-
-    return make
+def _covered(name, shape, unroll, stores):
+    """Raise `ProgramError` unless `stores` write all words of a copy."""
+    there = np.zeros(shape, bool)
+    for store, places in stores:
+        _, region = _loops_of(name, shape, store, places, [dsl.index(0)] * len(shape))
+        box = (slice(None) if d in unroll else slice(low, high + 1) for d, (low, high) in enumerate(region))
+        there[tuple(box)] = True
+    if not there.all():
+        d = next((d for d in range(len(shape)) if not there.any(axis=tuple(set(range(len(shape))) - {d})).all()), 0)
+        count = int(there.any(axis=tuple(set(range(len(shape))) - {d})).sum())
+        raise ProgramError(
+            f"{name}: expected a store of all {shape[d]} words along dimension {d}, found {count}; line: "
+            f"{stores[0][0].line}"
+        )
 
 
 def _loops_of(name, shape, store, places, indices):
-    """The value of each loop that a store names, for the indices of the stage."""
-    values, loops = {}, {v: (least, extent) for v, least, extent in store.loops}
+    """The value of each loop that a store names, for the indices of the stage, and the least and largest index in each
+    dimension."""
+    values, region, loops = {}, [], {v: (least, extent) for v, least, extent in store.loops}
     for d, place in enumerate(places):
-        atoms = [a for a in place if a is not None]
-        if not atoms:
-            continue
-        (atom,) = atoms if len(atoms) == 1 else (None,)
-        if atom is None or atom.kind != "var" or place[atom] != 1:
-            raise ProgramError(f"{name}: expected a store at its own loops, found line: {store.line}")
-        least, extent = loops[atom.args[0]]
-        if least + place.get(None, 0) != 0 or extent != shape[d]:
-            raise ProgramError(
-                f"{name}: expected a store of all {shape[d]} words along dimension {d}, found {extent} from "
-                f"{least + place.get(None, 0)}; line: {store.line}"
-            )
-        values[atom.args[0]] = dsl.index(indices[d]) + least if least else indices[d]
-    return values
+        constant, step = place.get(None, 0), 1
+        atoms = sorted((a for a in place if a is not None), key=lambda a: place[a])
+        low = constant
+        for atom in atoms:
+            # Several loops along a dimension are those of a tile.
+            if atom.kind != "var" or place[atom] != step or (loops[atom.args[0]][0] and len(atoms) > 1):
+                raise ProgramError(f"{name}: expected a store at its own loops, found line: {store.line}")
+            least, extent = loops[atom.args[0]]
+            at = dsl.index(indices[d]) - constant
+            at = at if step == 1 else at // step
+            values[atom.args[0]] = at if atom is atoms[-1] else at % extent
+            low, step = low + least, step * extent
+        region.append((low, low + step - 1))
+    return values, region
 
 
 def _put(terms, values):
@@ -482,37 +566,130 @@ def _word(e, store, values, sources, extents):
     def word(part):
         return _word(part, store, values, sources, extents)
 
+    def kind(part):
+        """The type of a value, None for a number without one."""
+        match part:
+            case ("num", _, given) | ("cast", given, _):
+                return given
+            case ("load", name, _):
+                return sources[name].dtype if name in sources else None
+            case ("call", "select", (_, yes, no)):
+                return kind(yes) or kind(no)
+            case ("call", sign, args) if sign not in ("<", "<=", ">", ">=", "==", "!=", "&&", "||", "!"):
+                return next(filter(None, map(kind, args)), None)
+        return None
+
     match e:
         case ("num", value, _):
             return dsl.as_expression(value)
         case ("load", name, index):
             if name not in sources:
                 raise ProgramError(f"{name}: expected a source that is stored before it is loaded; line: {store.line}")
-            places = _places(index, extents[name], store)
+            try:
+                places = _places(index, extents[name], store)
+            except ProgramError:
+                return _folded(index, store, values, sources[name])
             return sources[name][tuple(_put(place, values) for place in places)]
-        case ("cast", kind, value) if kind in TYPES:
+        case ("cast", "uint8", value):
+            return word(value) if kind(value) == "uint8" else (word(value) & 255).as_unsigned()
+        case ("cast", given, value) if given in TYPES:
             inner = word(value)
-            return inner if inner.signed == (kind == "int16") else _as(inner, kind)
-        case ("call", "/", (left, ("num", value, _))) if value > 0 and not value & (value - 1):
-            return word(left) >> (value.bit_length() - 1)
-        case ("call", "%", (left, ("num", value, _))) if value > 0 and not value & (value - 1):
-            return word(left) & (value - 1)
+            return inner if inner.signed == (given == "int16") else _as(inner, given)
+        case ("call", "/" | "%" as sign, (left, ("num", value, _))) if value > 0:
+            return word(left) // value if sign == "/" else word(left) % value
         case ("call", "select", (condition, yes, no)):
             return dsl.select(word(condition), word(yes), word(no))
         case ("call", "abs", (value,)):
             return abs(word(value))
         case ("call", "!", (value,)):
             return word(value) == 0
-        case ("call", name, (left, right)) if name in ("&&", "||", *_CALLS):
-            sign = {"&&": "&", "||": "|"}.get(name) or _CALLS[name]
-            return dsl.binary(sign, word(left), word(right))
+        case ("call", sign, (("cast", "int32", inner), ("num", value, _))) if sign in (
+            "min",
+            "max",
+            "<",
+            "<=",
+            ">",
+            ">=",
+            "==",
+            "!=",
+        ) and value in _RANGES.get(kind(inner), ()):
+            # Compared with a number of its own type, a word need not be wider.
+            return word(("call", sign, (inner, ("num", value, None))))
         case ("call", ">" | ">=" as sign, (left, right)):
             return dsl.binary({">": "<", ">=": "<="}[sign], word(right), word(left))
-        case ("call", "+" | "-" | "*" | "<" | "<=" | "==" | "!=" as sign, (left, right)):
-            return dsl.binary(sign, word(left), word(right))
+        case ("call", name, (left, right)) if name in _BINARY:
+            found = dsl.binary(_BINARY[name], word(left), word(right))
+            # A sum of bytes is a byte.
+            return found & 255 if kind(e) == "uint8" and _BINARY[name] in ("+", "-", "*", "<<") else found
         case ("var", name) if name in values:
             return dsl.as_expression(dsl.index(values[name]))
     raise ProgramError(f"expected the operators of a 16-bit PE, found {e[1]!r} in line: {store.line}")
+
+
+def _folded(index, store, values, source):
+    """A load whose index folds, as at borders: a choice among reads. Places are those that the loops go to."""
+    grid = {v: least + np.arange(n) for v, least, n in store.loops}
+    shape = tuple(len(a) for a in grid.values())
+    grid = dict(zip(grid, np.meshgrid(*grid.values(), indexing="ij", sparse=True), strict=True))
+    flat = np.broadcast_to(_number(index, grid, store.line), shape)
+    if flat.min() < 0 or flat.max() >= math.prod(source.shape):
+        raise ProgramError(f"{source.name}: expected an index within {source.shape}, found line: {store.line}")
+    ways = []
+    for place in np.unravel_index(flat, source.shape):
+        for driver in _drivers(grid):
+            across, first, back = np.unique(
+                np.broadcast_to(sum(grid[v] for v in driver), shape), return_index=True, return_inverse=True
+            )
+            table = place.ravel()[first]
+            if (table[back.reshape(shape)] == place).all():
+                if not driver or len(set(table.tolist())) == 1:
+                    ways.append([(dsl.index(int(table[0])), None)])
+                else:
+                    at = dsl.index(0)
+                    for v in driver:
+                        at = at + values[v]
+                    ways.append(lowering.by_places(at, across, table))
+                break
+        else:
+            raise ProgramError(f"expected an index that is affine in the loops, found line: {store.line}")
+
+    def chosen(d, places):
+        if d == len(ways):
+            return source[places]
+        (usual, _), *others = ways[d]
+        found = chosen(d + 1, (*places, usual))
+        for place, condition in others:
+            found = dsl.select(condition, chosen(d + 1, (*places, place)), found)
+        return found
+
+    return chosen(0, ())
+
+
+def _drivers(grid) -> Iterator[tuple[str, ...]]:
+    """What may decide a place: no loop, one, or two whose values are summed."""
+    yield from ((), *((v,) for v in grid), *((v, w) for v in grid for w in grid if v < w))
+
+
+_NUMBERS: dict[str, Any] = {
+    **{"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.floor_divide, "%": np.mod, "min": np.minimum},
+    **{"max": np.maximum, "abs": np.abs, "select": np.where, "<": np.less, "<=": np.less_equal, ">": np.greater},
+    **{">=": np.greater_equal, "==": np.equal, "!=": np.not_equal, "&&": np.logical_and, "||": np.logical_or},
+    "!": np.logical_not,
+}
+
+
+def _number(e, grid, line):
+    """The values of an index for those of the loops."""
+    match e:
+        case ("num", value, _):
+            return value
+        case ("var", name) if name in grid:
+            return grid[name]
+        case ("cast", "int32" | "uint32", value):
+            return _number(value, grid, line)
+        case ("call", name, args) if name in _NUMBERS:
+            return _NUMBERS[name](*(_number(a, grid, line) for a in args))
+    raise ProgramError(f"expected an index that is affine in the loops, found line: {line}")
 
 
 def _as(value, kind):

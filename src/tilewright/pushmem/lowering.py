@@ -19,6 +19,8 @@ from tilewright.pushmem.program import Access, Buffer, Program, Statement
 
 # ASSUME: an index that folds in more places than this is meant to turn a whole image.
 _PLACES = 32
+# Rows or columns at a border that read one place of it.
+_FEW = 4
 
 
 def lower(outputs: dsl.Outputs) -> Program:
@@ -239,7 +241,7 @@ class _Body:
         indices = e.indices
         if e.border:
             indices = tuple(Index(e.border, (i, n)) for i, n in zip(indices, e.source.shape, strict=True))
-        ways = [_ways(i, self.grid) for i in indices]
+        ways = [self.ways(d, i) for d, i in enumerate(indices)]
         if math.prod(map(len, ways)) > _PLACES:
             text = dsl.as_written(self.copy.stage.make, dsl.variables(self.copy.stage, {}), str(e))
             raise ProgramError(
@@ -258,6 +260,18 @@ class _Body:
             return self.selected(condition, here, lambda: among(d, places, last - 1), e.signed)
 
         return chosen(0, ())
+
+    def ways(self, d: int, i: Index) -> list[tuple[Index, Any]]:
+        """`_ways` of the index of dimension `d`. Where a few iterations of that loop read one place, such as the last
+        row at a border, it is at a constant distance from each."""
+        loop = self.grid.get(f"i{d}")
+        if i.kind != "const" or loop is None or self.asked.all():
+            return _ways(i, self.grid)
+        shape = np.broadcast_shapes(self.asked.shape, loop.shape)
+        values = np.unique(np.broadcast_to(loop, shape)[np.broadcast_to(self.asked, shape)])
+        if not 1 < len(values) <= _FEW:
+            return [(i, None)]
+        return by_places(Index("var", (f"i{d}",)), values, np.full(len(values), i.args[0]))
 
     def beyond(self, e: dsl.Read) -> bool:
         """Whether a read goes beyond the borders of its source."""
@@ -362,11 +376,16 @@ def _ways(i: Index, grid: dict[str, np.ndarray]) -> list[tuple[Index, Any]]:
     values = placed = np.unique(inner.evaluate(grid))
     for node in reversed(outer):
         placed = np.asarray(dsl.INDICES[node.kind](placed, node.args[1]))
+    return by_places(inner, values, placed)
+
+
+def by_places(i: Index, values: np.ndarray, placed: np.ndarray) -> list[tuple[Index, Any]]:
+    """Sums of `i` and constants that are `placed` where `i` has its sorted `values`, as `_ways` gives them."""
     apart = placed - values
     steps, counts = np.unique(apart, return_counts=True)
     usual = steps[np.argmax(counts)]
-    others = [(inner + int(step), _among(inner, values, apart == step)) for step in steps if step != usual]
-    return [(inner + int(usual), None), *others]
+    others = [(i + int(step), _among(i, values, apart == step)) for step in steps if step != usual]
+    return [(i + int(usual), None), *others]
 
 
 def _parts(i: Index) -> Iterator[Index]:
