@@ -172,6 +172,22 @@ def test_splits_may_be_folders_or_lists(lists, tmp_path):
     assert sum(map(len, found.values())) == len(NAMES)
 
 
+def test_links_to_folders_are_followed_once(tmp_path):
+    folder = folder_of(tmp_path / "own", NAMES[:20])
+    (folder / "images").rename(tmp_path / "elsewhere")
+    (folder / "images").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "loop").symlink_to(tmp_path / "elsewhere")
+    assert sum(map(len, splits(scenes.create("own", folder=folder)).values())) == 20
+
+
+def test_what_is_too_few_to_part_stays_whole(tmp_path):
+    for split in ("train", "val"):
+        for kind in ("images", "labels"):
+            save(tmp_path / kind / split / "a.png", picture(0) if kind == "images" else LABELS)
+    state(tmp_path, images="images/{split}/{name}", labels="labels/{split}/{name}")
+    assert splits(scenes.create("own", folder=tmp_path)) == {"train": {"a"}, "val": {"a"}}
+
+
 def test_images_keep_the_ratio_of_their_sides(tmp_path):
     folder_of(tmp_path, NAMES)
     source = scenes.create("own", folder=tmp_path)
@@ -208,7 +224,10 @@ BAD = {
         lambda f: save(f / "labels/a-1.png", LABELS.astype(np.uint16) + 300),
         "labels in 8 bits, found the value 555",
     ),
-    "rgb": (lambda f: save(f / "labels/a-1.png", picture(0)), "a map of labels in 8 bits, found mode RGB"),
+    "rgb": (
+        lambda f: save(f / "labels/a-1.png", picture(0)),
+        "found mode RGB; state pixels = ",
+    ),
     "lossy": (
         lambda f: ((f / "labels/a-1.png").unlink(), save(f / "labels/a-1.jpg", LABELS)),
         "map of labels without loss, such as a PNG, found JPEG",

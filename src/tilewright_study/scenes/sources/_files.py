@@ -1,6 +1,7 @@
 """What readers of files share: finding pairs of image and label map, splitting them, reading and resizing them."""
 
 import hashlib
+import os
 import re
 import warnings
 from itertools import groupby
@@ -183,7 +184,8 @@ def _exact(path, size, modes, what):
     if label.format not in EXACT or "jpeg" in held or "webp" in held:
         raise ArtifactError(f"{path}: expected a map of labels without loss, such as a PNG, found {held.strip()}")
     if label.mode not in modes:
-        raise ArtifactError(f"{path}: expected a map of {what}, found mode {label.mode}")
+        hint = '; state pixels = "colours" and a palette for maps of colours' if label.mode in COLOURS else ""
+        raise ArtifactError(f"{path}: expected a map of {what}, found mode {label.mode}{hint}")
     if label.size != size:
         sizes = ["x".join(map(str, sides)) for sides in (size, label.size)]
         raise ArtifactError(f"{path}: expected {sizes[0]} labels, as the image has pixels, found {sizes[1]}")
@@ -214,8 +216,7 @@ def images(folder, what):
 
     Hidden files, and those of hidden folders, are none. Raises `ArtifactError` where there are no images.
     """
-    paths = _visible(folder)
-    found = [path for path in paths if path.suffix.lower() in SUFFIXES]
+    found = [Path(folder, name) for name in _visible(folder) if name.lower().endswith(SUFFIXES)]
     if not found:
         raise ArtifactError(f"{folder}: expected {what}, found no image ({', '.join(SUFFIXES)})")
     _warn_of_others(folder, what)
@@ -223,19 +224,28 @@ def images(folder, what):
 
 
 def _warn_of_others(folder, what):
-    paths = _visible(folder)
-    others = [path.suffix for path in paths if path.suffix.lower() not in SUFFIXES]
+    names = _visible(folder)
+    others = [Path(name).suffix for name in names if not name.lower().endswith(SUFFIXES)]
     if others:
         warnings.warn(
-            f"{folder}: {len(others)} of {len(paths)} files are not read as {what}: {', '.join(sorted({*others}))}",
+            f"{folder}: {len(others)} of {len(names)} files are not read as {what}: {', '.join(sorted({*others}))}",
             stacklevel=3,
         )
 
 
 def _visible(folder):
-    """Files of a folder and of those in it, sorted."""
-    paths = (path for path in Path(folder).rglob("*") if path.is_file())
-    return sorted(path for path in paths if not any(x.startswith(".") for x in path.relative_to(folder).parts))
+    """Files of a folder and of those in it, as texts ``folder/file``, sorted. Links to folders are followed, once."""
+    found, seen = [], set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        below = os.path.relpath(place, folder).split(os.sep) if place != str(folder) else []
+        found += [[*below, name] for name in names if not name.startswith(".")]
+    return ["/".join(parts) for parts in sorted(found)]
 
 
 def source(data, folder, read=None, *, own=False, keep=False):
@@ -292,7 +302,8 @@ def _found(data, folder, texts):
             raise ArtifactError(f"{folder}: expected {what} {template}, found no image there ({', '.join(SUFFIXES)})")
     taken |= {*pictures.values()}
     if data.by_class:
-        left = (path for path in _visible(_base(folder, data.labels)) if path.suffix.lower() in SUFFIXES)
+        base = _base(folder, data.labels)
+        left = (base / name for name in _visible(base) if name.lower().endswith(SUFFIXES))
         if other := next((path for path in left if path not in taken), None):
             raise ArtifactError(
                 f"{other}: expected a label map {data.labels} of a class, found another name; known: "
@@ -319,8 +330,10 @@ def _matched(folder, template, texts, classes=(), ignored=()):
     ending = "" if parts[-1].lower().endswith(SUFFIXES) else f"(?i:{'|'.join(map(re.escape, SUFFIXES))})"
     pattern = re.compile("".join(held.get(part) or re.escape(part) for part in parts) + ending)
     found = {}
-    for path in _visible(_base(folder, template)):
-        if path in ignored or not (match := pattern.fullmatch(path.relative_to(folder).as_posix())):
+    base = template.partition("{")[0].rpartition("/")[0]
+    for name in _visible(folder / base):
+        path = folder / base / name
+        if path in ignored or not (match := pattern.fullmatch(f"{base}/{name}" if base else name)):
             continue
         groups = match.groupdict()
         place, kept = (texts[groups["split"]] if "split" in groups else "", groups["name"]), found
@@ -342,7 +355,8 @@ def _listed(data, folder):
             if data.splits:
                 raise ArtifactError(f"{path}: no such file; expected the names of images, one on each line")
             continue
-        names = [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.split()[0] for line in lines if line.strip()]
         for name in names:
             if without := [what for what, known in files.items() if ("", name) not in known]:
                 raise ArtifactError(
@@ -363,9 +377,10 @@ def _listed(data, folder):
 def _completed(folder, data, found):
     """Splits, with fit, choice and test of val where they are not there, or of train, which then has the rest."""
     missing = [split for split in MADE[1:] if split not in found and getattr(data.shares, split)]
-    if not missing or not {"train", "val"} & {*found}:
-        return found
     given, splits = ("val", missing) if "val" in found else ("train", ["train", *missing])
+    # What is too few to part stays whole: a training needs no other splits.
+    if not missing or len(found.get(given, ())) < len(splits):
+        return found
     return found | _parted(folder, data, found[given], splits)
 
 
