@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from helpers import gradients
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.nn import patterns
+from tilewright.nn.attention import Patterned
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
 
@@ -103,6 +104,17 @@ def expected(model, pattern, images, only=None):
 def close(found, wanted):
     assert not found.isnan().any()
     return torch.allclose(found, wanted, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", ("vit", "dinov2"))
+@torch.no_grad()
+def test_layers_give_a_plan_their_projection_as_it_is(case, monkeypatch):
+    """Views of it took the host longer than the launch."""
+    model, pattern, images = made(case)
+    sparsify(model, pattern)
+    wanted = [model(x) for x in (images, images[:1])]
+    monkeypatch.setattr(Patterned, "attend", None)
+    assert torch.equal(model(images), wanted[0]) and torch.equal(model(images[:1]), wanted[1])
 
 
 @pytest.mark.parametrize("case", MODELS)

@@ -36,9 +36,9 @@
     ``summary(calibration)``: what a person wants to know of one, ``{name: text}``.
 """
 
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from tilewright import devices
 from tilewright.core.errors import DeviceError
@@ -51,29 +51,6 @@ if TYPE_CHECKING:
 PLANNING = tuple(f"attention.{name}" for name in ("executor", "probe", "calibration", "cost_model", "backward"))
 
 
-def _unlike(*_: Any) -> bool:
-    return False
-
-
-# Of the last call of an executor, ``(like, call, as_queries)``: ``like(q, k, v) -> bool``, whether tensors are like
-# those of it, which were checked; ``call(q, k, v)``, which returns None for tensors that are to go the usual way after
-# all; whether its result may have the layout of the queries, where the heads of a token do not stand side by side.
-Known: TypeAlias = tuple[Callable[..., bool], Any, bool]
-NOTHING_KNOWN: Known = _unlike, None, False
-# Likewise ``(like, call)`` of a tensor [B, N, 3 H D] that holds all three, see `devices.qkv.split`, for [B, N, H D].
-Joint: TypeAlias = tuple[Callable[..., bool], Any]
-NO_JOINT: Joint = _unlike, None
-
-
-class Unprepared:
-    """In place of an executor before the first call."""
-
-    known, joint = NOTHING_KNOWN, NO_JOINT
-
-    def again(self, *_: Any) -> None:
-        """Nothing is known."""
-
-
 class Executor(Protocol):
     """A prepared schedule. Call it with q [B, H, N_q, D] and k, v [B, H, N_k, D]; it returns attention [B, H, N_q, D].
 
@@ -81,9 +58,12 @@ class Executor(Protocol):
     `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient. Several threads may call at
     the same time.
 
-    An executor may have ``known``, a `Known`, and ``joint``, a `Joint`. Then it has ``join(x)``, which sets the latter
-    where it was called with the queries, keys and values of x, [B, N, 3 H D], and ``again(q, k, v, table)``: the result
-    with values of a bias for tensors like those of the last such call, None for others.
+    An executor may have what makes calls like one before cost the host less:
+    ``known``: an entry of `devices.qkv.Seen` for q, k and v, of the last call, which ends with whether its result may
+        have the layout of q, where the heads of a token do not stand side by side.
+    ``joint``, ``joints``: likewise, and a `Seen`, of tensors [B, N, 3 H D] that hold all three, for [B, N, H D].
+    ``join(x)``: adds an entry to these, for x whose queries, keys and values the last call had.
+    ``again(q, k, v, table)``: the result with values of a bias, for tensors like those of the last such call, or None.
     """
 
     @property

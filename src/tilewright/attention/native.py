@@ -72,10 +72,20 @@ _ALL: "weakref.WeakSet[Executor]" = weakref.WeakSet()
 def _forget() -> None:
     """In a fork, calls run on one core: `in_any_state` says why."""
     for each in _ALL:
-        each.known, each.joint = backends.NOTHING_KNOWN, backends.NO_JOINT
+        each.seen.clear()
+        each.joints.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+class Unprepared:
+    """In place of an `Executor` before the first call."""
+
+    known = joint = qkv.Seen.NOTHING
+
+    def again(self, *_: Any) -> None:
+        """Nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -379,12 +389,22 @@ class Executor:
     masks: ItemMasks | None = None
     mask: Tensor | None = None
     on_gpu: bool = False
-    known: backends.Known = field(init=False, repr=False, default=backends.NOTHING_KNOWN)
-    joint: backends.Joint = field(init=False, repr=False, default=backends.NO_JOINT)
+    seen: qkv.Seen = field(init=False, repr=False, default_factory=qkv.Seen)
+    joints: qkv.Seen = field(init=False, repr=False, default_factory=qkv.Seen)
 
     def __post_init__(self) -> None:
         """Calls may be known from now on."""
         _ALL.add(self)
+
+    @property
+    def known(self) -> tuple:
+        """See `backends.Executor`."""
+        return self.seen.last
+
+    @property
+    def joint(self) -> tuple:
+        """See `backends.Executor`."""
+        return self.joints.last
 
     @property
     def launches(self) -> Sequence[str]:
@@ -436,14 +456,16 @@ class Executor:
         _, call, as_queries = self.ready(q, k, v)
         return qkv.by_token(call(q, k, v)) if as_queries else call(q, k, v)
 
-    def ready(self, q: Tensor, k: Tensor, v: Tensor) -> backends.Known:
+    def ready(self, q: Tensor, k: Tensor, v: Tensor) -> tuple:
         """What is `known` of such tensors. Raises `PatternError` or `DeviceError` for tensors other than planned."""
-        known = self.known
         # To compare layouts takes a tenth of the time of the checks, which is a third of that of a small call.
-        if not known[0](q, k, v):
-            self._check(q, k, v)
-            self.known = known = qkv.same_layout(q, k, v), *self._prepared(q, k, v)
-        return known
+        known = self.known
+        if known[0](q, k, v):
+            return known
+        if isinstance(q, Tensor) and (found := self.seen.find(q, k, v)) is not None:
+            return found
+        self._check(q, k, v)
+        return self.seen.add(qkv.same_layout(q, k, v), *self._prepared(q, k, v), size=q.numel())
 
     def again(self, *_: Any) -> None:
         """Values of a bias make another executor."""
@@ -453,7 +475,8 @@ class Executor:
         heads = self.heads
         _, call, as_queries = self.ready(*qkv.split(x, heads))
         if not as_queries:
-            self.joint = qkv.same_layout(x), lambda x: call(*qkv.split(x, heads)).transpose(1, 2).flatten(2)
+            joint = lambda x: call(*qkv.split(x, heads)).transpose(1, 2).flatten(2)  # noqa: E731
+            self.joints.add(qkv.same_layout(x), joint, size=x.numel())
 
     def _check(self, q, k, v):
         sizes: dict[str, Any] = {"heads": self.heads, "head_dim": self.head_dim, "dtype": self.dtype}

@@ -341,7 +341,7 @@ class Plan:
         # Of the last values of a bias that a call gave: these, and the executor with them.
         self._valued: dict[tuple[bool, int, bool], tuple[torch.Tensor, Any]] = {}
         # By `ordered`, the executor of the last call, where it knows of its calls.
-        self._called: dict[bool, Any] = dict.fromkeys((False, True), backends.Unprepared())
+        self._called: dict[bool, Any] = dict.fromkeys((False, True), native.Unprepared())
         self._digest: str | None = None
         self._bytes: torch.Tensor | None = None
         self._name = operators.register(self)
@@ -446,18 +446,22 @@ class Plan:
         """
         compiled = torch.compiler.is_dynamo_compiling()
         if not compiled and (ordered is False or ordered is True) and operators.forward_level() < 0:
-            like, call = self._called[ordered].joint
-            if like(x) and (out := call(x)) is not None:
+            joint = self._called[ordered].joint
+            if joint[0](x) and (out := joint[1](x)) is not None:
                 return out
         if not isinstance(x, torch.Tensor) or x.ndim != 3 or x.shape[2] != 3 * self.heads * self.head_dim:
             width = 3 * self.heads * self.head_dim
             raise PatternError(f"x: expected a tensor [B, N, {width}], found {arguments.shown(x)}")
         x = x.contiguous()
+        arguments.flag("ordered", ordered)
+        plain = not (compiled or operators.watched(x) or operators.records(x, x, x)) and x.numel() > 0
+        if plain and (joints := getattr(self._called[ordered], "joints", None)) is not None:
+            found = joints.find(x)
+            if found is not None and (out := found[1](x)) is not None:
+                return out
         out = self(*qkv.split(x, self.heads), ordered=ordered)
-        if not (compiled or operators.watched(x) or operators.records(x, x, x)):
-            join = getattr(self._called[ordered], "join", None)
-            if join is not None and x.numel():
-                join(x)
+        if plain and (join := getattr(self._called[ordered], "join", None)) is not None:
+            join(x)
         return out.transpose(1, 2).flatten(2)
 
     def with_bias(self, bias: Bias | torch.Tensor | None) -> "Plan":

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from tilewright.core import _internals
+from tilewright.core.caches import Recent
 from tilewright.core.errors import DeviceError, PatternError
+
+# Calls are known for so many sizes of tensors, and so many layouts of a size. The oldest are dropped.
+_SIZES, _LAYOUTS = 32, 4
 
 
 def check(
@@ -66,6 +70,46 @@ def same_layout(*tensors: Any) -> Callable:
     if not any(x.requires_grad for x in tensors):
         return same
     return lambda *others: not torch.is_grad_enabled() and same(*others)
+
+
+def _unlike(*_):
+    return False
+
+
+class Seen:
+    """Calls by the layout of their tensors, those of late. Threads may share it.
+
+    An entry is ``(like, call, …)``: ``like(*tensors)``, whether tensors are like those of that call, which were
+    checked, see `same_layout`; ``call(*tensors)``, which returns None for tensors that go the usual way after all.
+
+    last: the entry that was found last, or added; `NOTHING` before.
+    """
+
+    NOTHING: ClassVar[tuple[Any, ...]] = _unlike, None, False
+
+    def __init__(self):
+        """Nothing is known."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.last, self._entries = self.NOTHING, Recent(_SIZES, _LAYOUTS)
+
+    def find(self, *tensors: torch.Tensor) -> Any:
+        """The entry for such tensors, or None."""
+        if self.last[0](*tensors):
+            return self.last
+        for entry in self._entries.get(tensors[0].numel()):
+            if entry[0](*tensors):
+                self.last = entry
+                return entry
+        return None
+
+    def add(self, *entry: Any, size: int) -> tuple[Any, ...]:
+        """Keep an entry; size: numbers in the first of its tensors."""
+        self._entries.add(size, entry)
+        self.last = entry
+        return entry
 
 
 def _told_apart(tensors):

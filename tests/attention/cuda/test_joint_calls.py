@@ -74,8 +74,8 @@ def near(found, wanted):
 def test_a_call_like_one_before_launches_at_once(planned, joint, monkeypatch):
     plan, mask, bias, launched = planned
     call = plan.of_projection if joint else lambda x: plan(*qkv.split(x, H)).transpose(1, 2).flatten(2)
-    for seed in range(2):
-        call(tokens(seed=seed))
+    for batch in (2, 1, 2, 1):
+        call(tokens(batch))
     launched.clear()
     for name in ("_executor", "run"):
         monkeypatch.setattr(plan, name, None)
@@ -83,7 +83,9 @@ def test_a_call_like_one_before_launches_at_once(planned, joint, monkeypatch):
         monkeypatch.setattr(qkv, "split", None)
     x = tokens(seed=2)
     found = call(x)
+    other = call(tokens(2)) if joint else None
     monkeypatch.undo()
+    assert other is None or near(other, expected(tokens(2), mask, bias))
     assert near(found, expected(x, mask, bias)) and found.is_contiguous()
     if TRITON_DEVICE == "cpu":
         step = H * D * x.itemsize

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tilewright.attention import backends
 from tilewright.attention.blocks import Blocks
 from tilewright.attention.blocks.tiles import Tile
 from tilewright.attention.cuda import bias_values, config, tile_kernel, tile_lists
@@ -232,12 +231,9 @@ class Executor:
 
     rounds: the `Launch` of each round, in order. incomplete: some query has no key. source: what it was prepared from.
     table: values of a bias in place of those, see `Valued`; base: itself. backward: what differentiates it, once that
-    was asked for; preparing: a lock to hold while it is made. known, joint: of tensors that were launched on
-    directly, see `backends`.
+    was asked for; preparing: a lock to hold while it is made. known, joints: of tensors that were launched on
+    directly, see `backends.Executor`.
     """
-
-    known: backends.Known = backends.NOTHING_KNOWN
-    joint: backends.Joint = backends.NO_JOINT
 
     def __init__(
         self,
@@ -262,9 +258,15 @@ class Executor:
         self._stream = launcher.current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
         # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches, the layout,
-        # its call by `backends.Known`).
+        # its call, see `known`).
         self._known, self._lock = launcher.recent(), Lock()
         self._of_tables = tape.Calls(device, self._with_table)
+        self.known, self.joints = qkv.Seen.NOTHING, qkv.Seen()
+
+    @property
+    def joint(self) -> tuple:
+        """See `backends.Executor`."""
+        return self.joints.last
 
     @property
     def launches(self) -> tuple:
@@ -388,7 +390,8 @@ class Executor:
         if found is not None:
             empty = qkv.empty_like_result(x.new_empty((*x.shape[:2], x.shape[2] // 3)))
             launch = self._again(on, empty, found[2])
-            self.joint = qkv.same_layout(x), lambda x: launch(at := x.data_ptr(), at + step, at + 2 * step)
+            joint = lambda x: launch(at := x.data_ptr(), at + step, at + 2 * step)  # noqa: E731
+            self.joints.add(qkv.same_layout(x), joint, size=x.numel())
 
     def _again(self, on, empty, launches):
         """``callable(addresses of q, k, v)``: the result on the stream `on`, None elsewhere. It does not hold this."""
