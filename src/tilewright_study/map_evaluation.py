@@ -36,14 +36,17 @@ def rows_of(
     if not hasattr(source, "whole"):
         raise ConfigError(f"--data: expected a folder of images and label maps, found {data}; known: {scenes.NAMES}")
     place, facts = devices.facts(device).TORCH_DEVICE, devices.describe(device)
-    options = {"num_classes": len(source.classes), **options}
     _, known = networks.exchanged(family)
     total = source.count(split)
     if not total:
         raise ConfigError(f"--split: expected images in {split}, found none")
     indices = [at * total // min(count or total, total) for at in range(min(count or total, total))]
     for name in attention or (None,):
-        made = networks.create(family, **options, checkpoint=checkpoint, attention=name)
+        if checkpoint in (None, "cached"):
+            named = {"num_classes": len(source.classes), **options}
+            made = networks.create(family, **named, checkpoint=checkpoint, attention=name)
+        else:
+            made = networks.from_checkpoint(checkpoint, attention=name, **options)
         made = made.to(place, getattr(torch, dtype))
         _check(made, source, window, stride)
         shown = min(made.options.pixels) if side is None else side

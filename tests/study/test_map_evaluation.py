@@ -136,6 +136,15 @@ def test_logits_of_windows_are_means(size, stride, network):
         torch.testing.assert_close(found, windows(network, image, 32, stride), atol=1e-5, rtol=1e-5)
 
 
+def test_weights_of_other_classes_are_refused(data, tmp_path):
+    other = networks.create("segformer", variant="b0", image_size=32, num_classes=5)
+    torch.save(other.state_dict(), tmp_path / "w.pth")
+    with pytest.raises(TilewrightError, match="--data: expected 5 classes of the network, found 3"):
+        evaluate("--model", "segformer-b0-32", "--data", data, "--checkpoint", tmp_path / "w.pth")
+    with pytest.raises(TilewrightError, match="not a checkpoint of this network"):
+        evaluate("--model", "segformer-b1-32", "--data", data, "--checkpoint", tmp_path / "w.pth")
+
+
 def test_long_images_are_four_shorter_sides_long(network):
     image = map_evaluation.image_of(network, np.zeros((64, 640, 3), np.uint8), 64)
     assert image.shape == (1, 3, 32, 256)
