@@ -19,6 +19,8 @@ STEP = 2 / 3
 CALLS, FEW = 30, 3
 # Runners that are kept, one for each size of frames.
 KEPT = 4
+# Endings of weights that hold their classes, where they were trained here.
+HEADED = (".safetensors", ".json")
 # Modes of images that are turned into RGB, and classes that are named for each.
 MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "YCbCr")
 NAMED = 3
@@ -30,6 +32,8 @@ def run(model, sources, checkpoint, attention, *, device, dtype, budget_us, tabl
     Raises `TilewrightError`, for images that could not be labelled once all others are.
     """
     import torch
+
+    from tilewright_study.training import segmentation
 
     if fit not in FITS:
         raise ConfigError(f"--fit: expected one of {', '.join(FITS)}, found {fit!r}")
@@ -50,6 +54,8 @@ def run(model, sources, checkpoint, attention, *, device, dtype, budget_us, tabl
 
     first = made(None)
     count = first.options.num_classes
+    if record is None and Path(first.weights or "").suffix in HEADED:
+        record = segmentation.labels_of(first.weights)
     if record is None:
         record = records.Labels(tuple(_distinct(first.labels)) or tuple(str(number) for number in range(count)))
     elif len(record.classes) != count:

@@ -171,12 +171,12 @@ WRONG = {
         lambda s: {k: x for k, x in s.items() if "patch_embed3.proj" not in k},
         "expected a whole segformer, found none of its 'backbone.patch_embed3.proj.weight'",
     ),
-    "window": (
+    "width": (
         lambda s: {
-            "backbone.patch_embed.proj.weight": torch.zeros(128, 3, 4, 4),
+            "backbone.patch_embed.proj.weight": torch.zeros(100, 3, 4, 4),
             "backbone.layers.0.blocks.0.attn.relative_position_bias_table": torch.zeros(529, 4),
         },
-        "and windows of 7, found .* and windows of 12",
+        r"expected width, depths and heads of a Swin \(tiny .*, found \(100, \(1, 0, 0, 0\), 4\)",
     ),
 }
 

@@ -76,7 +76,7 @@ def windows_of(grid, shift):
 @pytest.mark.parametrize("shift", [0, 3])
 @pytest.mark.parametrize("grid", [(7, 7), (5, 10), (15, 20)])
 def test_windows_are_the_published_ones(grid, shift):
-    windows = swin.Windows(grid, 1, 32, "dense", shift)
+    windows = swin.Windows(grid, 1, 32, "dense", 7, shift)
     at = torch.arange(windows.grid[0] * windows.grid[1])
     index = windows.site.bias_index(at[:, None], at)
     assert index.min() >= 0 and index.max() < 13**2
@@ -309,7 +309,7 @@ def test_other_checkpoints_are_refused(tmp_path, network, change, message):
 
 
 def test_names():
-    for text in ("swin-tiny-512", "swin-base-360x480"):
+    for text in ("swin-tiny-512", "swin-base-360x480", "swin-large-640-w12", "swin-tiny-64-w5-linear"):
         family, fields = networks.parse(text)
         assert family == "swin" and swin.name(swin.Options(**fields)) == text
 
@@ -317,7 +317,7 @@ def test_names():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"variant": "huge"}, "variant: expected one of tiny, small, base, found 'huge'"),
+        ({"variant": "huge"}, "variant: expected one of tiny, small, base, large, found 'huge'"),
         ({"image_size": (512, 16)}, "at least 32 pixels a side, found 512x16"),
         ({"decoder": "folded"}, "decoder: expected one of published of the head upernet, found 'folded'"),
         ({"checkpoint": "cached"}, "timm publishes no weights of swin"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tilewright.graph import Graph
 
 NAMING = "swin-<side>-w<window>[-shift], e.g. swin-56-w7-shift"
-NETWORK_NAMING = "swin-<tiny|small|base>-<size or height x width>[-linear], e.g. swin-tiny-512"
+NETWORK_NAMING = "swin-<tiny|small|base|large>-<size or height x width>[-w<window>][-linear], e.g. swin-tiny-512"
 # Heads behind its four stages, the published one first.
 DECODE_HEADS = ("upernet", "linear")
 
@@ -35,6 +35,7 @@ VARIANTS = {
     "tiny": Size(96, (2, 2, 6, 2), 3),
     "small": Size(96, (2, 2, 18, 2), 3),
     "base": Size(128, (2, 2, 18, 2), 4),
+    "large": Size(192, (2, 2, 18, 2), 6),
 }
 PATCH, WINDOW, MLP_RATIO = 4, 7, 4
 # Of UPerNet: channels, and the sides to which its last map is pooled.
@@ -63,11 +64,11 @@ def fields(name: str) -> dict[str, Any] | None:
 
 def network_fields(name: str) -> dict | None:
     """Options of the network that a name states, or None."""
-    match = re.fullmatch(rf"swin-({'|'.join(VARIANTS)})-{sides.SIZE}(-linear)?", name)
+    match = re.fullmatch(rf"swin-({'|'.join(VARIANTS)})-{sides.SIZE}(?:-w([1-9]\d*))?(-linear)?", name)
     if not match:
         return None
-    head = {"head": "linear"} if match[4] else {}
-    return {"variant": match[1], "image_size": sides.stated(match[2], match[3]), **head}
+    others = ({"window": int(match[4])} if match[4] else {}) | ({"head": "linear"} if match[5] else {})
+    return {"variant": match[1], "image_size": sides.stated(match[2], match[3]), **others}
 
 
 def channels(variant: str, head: str) -> int:

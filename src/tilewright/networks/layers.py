@@ -77,21 +77,21 @@ def segformer(options: Options, path: Path) -> list:
 
 def swin(options: Options, path: Path) -> list:
     """The layers of a path of a Swin with UPerNet. Attention is that of whole windows, padding included."""
-    size, sizes = swin_sizes.VARIANTS[options.variant], swin_sizes
+    size, sizes, window = swin_sizes.VARIANTS[options.variant], swin_sizes, getattr(options, "window", 0)
     grids = sizes.grids(options.pixels)
     pixels = [rows * columns for rows, columns in grids]
     widths = [size.width * 2**stage for stage in range(4)]
     found = [Layer("backbone.patch_embed.proj", "conv", pixels[0], 3, widths[0], sizes.PATCH**2)]
     for stage, (width, tokens) in enumerate(zip(widths, pixels, strict=True)):
-        rows, columns = (-(-side // sizes.WINDOW) * sizes.WINDOW for side in grids[stage])
+        rows, columns = (-(-side // window) * window for side in grids[stage])
         padded = rows * columns
         for block, kept in enumerate(path.blocks[stage]):
             if kept == "1":
                 name, hidden = f"backbone.layers.{stage}.blocks.{block}", sizes.MLP_RATIO * width
                 found += [
                     Layer(f"{name}.attn.qkv", "linear", padded, width, 3 * width),
-                    Layer(f"{name}.attn.scores", "attention", padded, width, sizes.WINDOW**2),
-                    Layer(f"{name}.attn.values", "attention", padded, sizes.WINDOW**2, width),
+                    Layer(f"{name}.attn.scores", "attention", padded, width, window**2),
+                    Layer(f"{name}.attn.values", "attention", padded, window**2, width),
                     Layer(f"{name}.attn.proj", "linear", padded, width, width),
                     Layer(f"{name}.mlp.fc1", "linear", tokens, width, hidden),
                     Layer(f"{name}.mlp.fc2", "linear", tokens, hidden, width),

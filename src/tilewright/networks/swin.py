@@ -7,8 +7,9 @@ import math
 import re
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -58,7 +59,9 @@ _MMSEG: dict[str, vit_parts.Replacement] = {
 
 
 class Options(map_operators.Options, frozen=True, forbid_unknown_fields=True):
-    """One network. image_size: pixels a side, or (height, width)."""
+    """One network. image_size: pixels a side, or (height, width). window: tokens of a side of a window."""
+
+    window: Annotated[int, msgspec.Meta(ge=2, le=64)] = pattern.WINDOW
 
     FAMILY = pattern  # type: ignore[misc]  # mypy takes it for a field
     # All of its stages run, on images of one size.
@@ -69,7 +72,8 @@ class Options(map_operators.Options, frozen=True, forbid_unknown_fields=True):
 
 def name(options: Options) -> str:
     """The network's name in files and figures, e.g. ``swin-tiny-512``."""
-    return f"swin-{options.variant}-{options.size_name}{options.tag}"
+    window = "" if options.window == pattern.WINDOW else f"-w{options.window}"
+    return f"swin-{options.variant}-{options.size_name}{window}{options.tag}"
 
 
 def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict:
@@ -94,15 +98,11 @@ def recognised(state: dict[str, torch.Tensor]) -> dict[str, Any] | None:
         tuple(heads.counted(state, f"backbone.layers.{stage}.blocks.") for stage in range(4)),
     )
     places, own = state["backbone.layers.0.blocks.0.attn.relative_position_bias_table"].shape
-    window = (math.isqrt(places) + 1) // 2
     for variant, size in pattern.VARIANTS.items():
-        if (*size, pattern.WINDOW) == (width, depths, own, window):
-            return {"variant": variant, **heads.stated(state)}
+        if tuple(size) == (width, depths, own):
+            return {"variant": variant, "window": (math.isqrt(places) + 1) // 2, **heads.stated(state)}
     known = "; ".join(f"{name} {tuple(size)}" for name, size in pattern.VARIANTS.items())
-    raise ValueError(
-        f"expected width, depths and heads of a Swin ({known}) and windows of {pattern.WINDOW}, found "
-        f"{(width, depths, own)} and windows of {window}"
-    )
+    raise ValueError(f"expected width, depths and heads of a Swin ({known}), found {(width, depths, own)}")
 
 
 def _official(state):
@@ -169,7 +169,8 @@ class _Backbone(nn.Module):
         self.layers = nn.ModuleList()
         for stage, depth in enumerate(size.depths):
             width, heads = size.width << stage, size.heads << stage
-            self.layers.append(_Stage(width, depth, Windows.pair(grids[stage], heads, width // heads, attention)))
+            windows = Windows.pair(grids[stage], heads, width // heads, attention, options.window)
+            self.layers.append(_Stage(width, depth, windows))
             if stage < 3:
                 self.layers[-1].downsample = _Merge(width)
             self.add_module(f"norm{stage}", nn.LayerNorm(width, EPS))
@@ -241,7 +242,7 @@ class _Attention(vit_parts.Attention):
         super().__init__(width, windows.site.heads, bias=True)
         self.windows = windows
         self.relative_position_bias_table = nn.Parameter(
-            torch.zeros((2 * pattern.WINDOW - 1) ** 2, self.heads)  # as of torch.nn
+            torch.zeros((2 * windows.window - 1) ** 2, self.heads)  # as of torch.nn
         )
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
         self.attend = windows.site.layer()
@@ -273,9 +274,9 @@ def _kept(others, grid, made):
 class Windows:
     """The windows of a stage's grid, padded to whole ones, and the `Site` at which its tokens attend, row by row."""
 
-    def __init__(self, grid: tuple[int, int], heads: int, head_dim: int, attention: str, shift: int):
-        """grid: rows and columns of tokens. shift: by so many tokens."""
-        window = pattern.WINDOW
+    def __init__(self, grid: tuple[int, int], heads: int, head_dim: int, attention: str, window: int, shift: int):
+        """grid: rows and columns of tokens. window: tokens of a side. shift: by so many tokens."""
+        self.window = window
         self.copies: dict = {}
         self._others: dict = {}
         self.shift, self.tokens = shift, tuple(grid)
@@ -284,16 +285,18 @@ class Windows:
         self.site = attention_sites.Site(attention, self._graph, heads, head_dim, self.native, self._bias_index)
 
     @classmethod
-    def pair(cls, grid: tuple[int, int], heads: int, head_dim: int, attention: str) -> "tuple[Windows, Windows]":
+    def pair(
+        cls, grid: tuple[int, int], heads: int, head_dim: int, attention: str, window: int
+    ) -> "tuple[Windows, Windows]":
         """Plain and shifted windows."""
-        make = partial(cls, grid, heads, head_dim, attention)
-        return make(0), make(pattern.WINDOW // 2)
+        make = partial(cls, grid, heads, head_dim, attention, window)
+        return make(0), make(window // 2)
 
     def of(self, grid: tuple[int, int]) -> "Windows":
         """The windows of another grid; those of the latest ones are kept."""
         if grid not in self._others:
             site = self.site
-            made = Windows(grid, site.heads, site.head_dim, site.attention, self.shift)
+            made = Windows(grid, site.heads, site.head_dim, site.attention, self.window, self.shift)
             made.site.planned = site.planned
             _kept(self._others, grid, made)
         return self._others[grid]
@@ -304,25 +307,25 @@ class Windows:
         return F.pad(x, (0, right, 0, below)) if below or right else x
 
     def _graph(self):
-        rows, number = pattern.partition(self.grid, pattern.WINDOW, self.shift)
+        rows, number = pattern.partition(self.grid, self.window, self.shift)
         lengths = torch.tensor([0, *map(len, rows)], dtype=torch.int64, device="cpu").cumsum(0).numpy()
         keys = torch.cat([torch.from_numpy(row) for row in rows]).int().numpy()
         kind = "shifted" if self.shift else "plain"
-        meta = {"family": "swin", "variant": kind, "grid": list(self.grid), "window": pattern.WINDOW}
+        meta = {"family": "swin", "variant": kind, "grid": list(self.grid), "window": self.window}
         return from_distinct_rows(
             lengths, keys, number.astype("int32"), len(number), meta=meta, row_hint=number, col_hint=number
         )
 
     def _bias_index(self, rows, columns):
         # Pairs of other windows are asked for, too, and hidden: their index only has to be one.
-        width, most = self.grid[1], pattern.WINDOW - 1
+        width, most = self.grid[1], self.window - 1
         y = (rows // width - columns // width).clamp(-most, most)
         x = (rows % width - columns % width).clamp(-most, most)
         return (y + most) * (2 * most + 1) + x + most
 
     def native(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """The windows as one batch, rolled where they are shifted: q, k, v [B, H, N, D], bias [H, n]."""
-        (rows, columns), w, batch = self.grid, pattern.WINDOW, len(q)
+        (rows, columns), w, batch = self.grid, self.window, len(q)
         q, k, v = (self._windows(x) for x in (q, k, v))
         mask = bias[:, attention_sites.resident(self, "_indices", bias.device)][None]
         if self.shift:
@@ -336,7 +339,7 @@ class Windows:
 
     def _windows(self, x):
         """Tokens [B, H, N, D] as windows [B n, H, w^2, D]."""
-        w = pattern.WINDOW
+        w = self.window
         x = torch.roll(x.unflatten(2, self.grid), (-self.shift, -self.shift), (2, 3))
         x = x.unflatten(3, (-1, w)).unflatten(2, (-1, w))
         return x.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(0, 2)
@@ -344,7 +347,7 @@ class Windows:
     @property
     def _indices(self):
         """Bias index of each pair of tokens of a window, int64 [w^2, w^2]."""
-        w = pattern.WINDOW
+        w = self.window
         at = torch.arange(w, device="cpu")
         y, x = at.repeat_interleave(w), at.repeat(w)
         return (y[:, None] - y + w - 1) * (2 * w - 1) + x[:, None] - x + w - 1
@@ -356,5 +359,5 @@ class Windows:
         wrapped = [at >= len(at) - self.shift for at in axes]
         part = (2 * wrapped[0][:, None] + wrapped[1].long()).view(1, 1, -1, 1)
         part = torch.roll(part.unflatten(2, self.grid), (self.shift, self.shift), (2, 3)).flatten(2, 3)
-        part = self._windows(part).view(-1, pattern.WINDOW**2)
+        part = self._windows(part).view(-1, self.window**2)
         return part[:, :, None] != part[:, None]
