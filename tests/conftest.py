@@ -30,6 +30,7 @@ LONGEST = (
     *("pushmem/test_bmc", "study/test_claims", "study/test_figures", "pushmem/test_chains", "test_contributing"),
     *("attention/cuda/test_backward_kernels", "attention/cuda/test_bias_steps", "study/test_paths_experiment"),
     *("study/test_networks_experiment", "attention/test_api", "networks/test_sequence_parallel", "pushmem/test_apps"),
+    *("training/test_segmentation", "study/test_pruned_experiment", "test_stress", "integrations/test_hosts"),
 )
 
 
