@@ -101,7 +101,7 @@ class Slices:
     ----------
     calls : Counter
         How many calls went by ``"slices"``, and how many to torch for which reason. Not those that a CUDA graph
-        replays, and of compiled code not those to torch because of their shapes or types.
+        replays; of compiled code those alone that record no gradient and whose shapes and types slices are for.
 
     Raises
     ------
@@ -358,15 +358,18 @@ class _Replacing(TorchFunctionMode):
 
 def _unlike(q, k, v, dropout_p, is_causal):
     """Why slices are not for a call, whatever the settings are, or None."""
-    if not all(isinstance(x, torch.Tensor) and not x.is_nested and x.ndim == 4 for x in (q, k, v)):
-        return "dimensions"
-    if not q.shape == k.shape == v.shape:
+    # Written out, for the host's time.
+    for x in (q, k, v):
+        if not isinstance(x, torch.Tensor) or x.is_nested or x.ndim != 4:
+            return "dimensions"
+    shape, dtype = q.shape, q.dtype
+    if not shape == k.shape == v.shape:
         return "queries and keys differ"
-    if not q.numel():
+    if 0 in shape:
         return "no tokens"
-    if q.shape[3] not in HEAD_DIMS:
+    if shape[3] not in HEAD_DIMS:
         return "head dim"
-    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype or any(x.stride(3) != 1 for x in (q, k, v)):
+    if dtype not in DTYPES or not dtype == k.dtype == v.dtype or not q.stride(3) == k.stride(3) == v.stride(3) == 1:
         return "types or strides"
     if q.device.type not in EXECUTORS or not q.device == k.device == v.device:
         return "device"
