@@ -10,6 +10,7 @@ from tilewright.core.errors import ArtifactError
 from tilewright_study import scenes
 from tilewright_study.scenes import sources
 from tilewright_study.scenes.labels import Shares, voc_colours
+from tilewright_study.scenes.sources import _files
 
 CLASSES = ["sky", "road", "car"]
 LABELS = np.array([[0, 1, 2, 255], [2, 2, 1, 0], [255, 0, 0, 1]], np.uint8)
@@ -196,6 +197,19 @@ def test_images_keep_the_ratio_of_their_sides(tmp_path):
     assert (labels[0, 1:7].numpy() == LABELS.repeat(2, 0).repeat(2, 1)).all()
     assert (labels[0, [0, 7]] == sources.VOID).all()
     assert images[0, :, [0, 7]].abs().max() < 0.02 < images[0, :, 1:7].abs().max()
+
+
+def test_what_was_read_is_held_as_far_as_there_is_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "KEPT_BYTES", 100)
+    source = scenes.create("own", folder=folder_of(tmp_path, NAMES[:20]))
+    # 4 x 16 bytes, and 4 x 36.
+    found = source.read("train", [0], 4)[0]
+    source.read("train", [1], 6)
+    for path in (tmp_path / "images").iterdir():
+        path.unlink()
+    assert source.read("train", [0], 4)[0].equal(found)
+    with pytest.raises(ArtifactError, match="no such file"):
+        source.read("train", [1], 6)
 
 
 def damaged(change):
