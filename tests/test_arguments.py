@@ -3,6 +3,7 @@
 import inspect
 import math
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ ARRAY, NOTHING = np.ones((2, 3)), object()
 
 # Wrong values of whole kinds of arguments. Where None is a value it is taken out.
 HUGE, NESTED = 10**400, torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+TRAINED = Path(__file__).parents[1] / "expected/checkpoints/segformer-b0.sampled.safetensors"
 COUNT = [0, -1, "2", 2.0, 1.5, NAN, True, None, [2], ARRAY, torch.ones(2), HUGE, 2**31, np.float64(2), torch.tensor(2)]
 NUMBER = ["a", NAN, INF, 1j, [1.0], ARRAY, torch.ones(2), NOTHING, HUGE, 1e39, True, np.float32(NAN)]
 SHARE = [*NUMBER, 0, -0.5, 1.5]
@@ -354,6 +356,15 @@ TABLE = {
         {"name": "vil-tiny-224-s1"},
         {"name": NAME, "overrides": ["a", 3, {"x": 1}, {"mode": 3}]},
     ),
+    "networks.from_checkpoint": (
+        networks.from_checkpoint,
+        {"path": TRAINED, "image_size": 32},
+        {
+            "path": PATH,
+            "image_size": [0, -1, "a", 1.5, (1, 2, 3), None, 2**31],
+            "attention": given(*NAME),
+        },
+    ),
     "networks.create": (
         lambda family="vision_longformer", variant="tiny", **each: networks.create(family, variant=variant, **each),
         {"image_size": 32},
@@ -463,7 +474,7 @@ def public():
     """``{name in the table: names of parameters}`` of all that the public interface calls."""
     found = {"plan": tw.plan, "load": tw.load, "Plan.__call__": tw.Plan.__call__, **own(tw.Plan, "Plan")}
     found |= {**own(pack, "ragged"), **own(pack.Packing, "Packing"), **own(masks, "models")}
-    found["networks.create"] = networks.create
+    found |= {"networks.create": networks.create, "networks.from_checkpoint": networks.from_checkpoint}
     for module, name in ((slices, "slices"), (nn, "nn"), (neighborhood, "neighborhood")):
         found |= {f"{name}.{key}": getattr(module, key) for key in module.__all__}
     parameters = {name: inspect.signature(x).parameters.values() for name, x in found.items() if name not in INNER}
