@@ -269,6 +269,32 @@ def test_seven_loops_after_flattening_are_counted():
         mapping.compile([Stage("s", (2, 3), sums)])
 
 
+def test_what_cannot_be_mapped_names_stream_output_cycle_and_a_memory_that_takes_it():
+    image = Input("in", (9, 13))
+    third = Stage("s", (4, 4), lambda y, x: Reduce((5,), lambda k: image[y + k, 3 * x]))
+    expected = (
+        r"in: .* on one pub tile: from cycle \d+ on, .* fetches for in.0 \(output 0\) meet .* would help; in.0 is "
+        r"in\[i0 \+ r0, 3\*i1\] of s; the memory dp takes it, 1 tiles"
+    )
+    with pytest.raises(MappingError, match=expected):
+        mapping.compile(third)
+    assert len(mapping.compile(third, "dp").tiles) == 1
+    with pytest.raises(
+        MappingError, match=r"in.0, from cycle .* is not 6 loops; .* the memory pub does not take it either"
+    ):
+        mapping.compile(Stage("s", (9, 13), lambda y, x: image[y, (3 * x) // 4]), "dp")
+
+
+def test_streams_that_no_tile_serves_together_get_a_tile_each():
+    image = Input("in", (9, 13))
+    word = lambda y, x: image[8 - y, x] + image[y, 12 - x] * 2 + image[8 - y, 12 - x] * 3  # noqa: E731
+    for shape, outputs in (((9, 13), word), ((18, 26), lambda y, x: word(y // 2, x // 2))):
+        stage = Stage("s", shape, outputs)
+        mapped, data = mapping.compile(stage), words(stage)
+        assert len(mapped.tiles) > 1
+        assert simulate.differing_words(mapped, stage, data, simulate.run(mapped, data).outputs) == 0
+
+
 def test_more_pes_or_tiles_than_the_array_has_are_counted():
     image = Input("in", (8, 8))
     wide = Stage("wide", (20, 20, 8, 8), lambda a, b, y, x: image[y, x] ^ (a * 20 + b), unroll=(0, 1))

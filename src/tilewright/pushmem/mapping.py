@@ -1,5 +1,6 @@
 """From a program to a mapped program: schedule, wires, registers, tiles and PEs."""
 
+import re
 import time
 from dataclasses import dataclass, field, replace
 
@@ -69,19 +70,40 @@ def compile(outputs: dsl.Outputs, memory: str = "pub", *, threshold: int = REGIS
     Notes
     -----
     If an SRAM port has conflicts, the rows of stencils, and then the waits of other buffers, get a cycle longer until
-    there are none. A buffer that is too large for a tile is kept by a chain of tiles. Of a program that reduces in
+    there are none. Streams that no tile serves together then get a tile each. A buffer that is too large for a tile is
+    kept by a chain of tiles. Of a program that reduces in
     time, the mapping with the fewest tiles, then cycles, is taken; of the orders of ``auto``, the one with the fewest
     cycles, then tiles.
     """
     begin = time.perf_counter()
     lowered = lower(outputs)
+    try:
+        made = _mapped(lowered, memory, threshold)
+    except MappingError as error:
+        raise MappingError(f"{error}; {_elsewhere(lowered, memory, threshold)}") from error
+    return replace(made, seconds=time.perf_counter() - begin)
+
+
+def _elsewhere(lowered: Program, memory: str, threshold: int) -> str:
+    """Which other memories of the family the program fits."""
+    found = []
+    for other in (name for name in memories.NAMES if name != memory):
+        try:
+            found.append(f"the memory {other} takes it, {len(_mapped(lowered, other, threshold).tiles)} tiles")
+        except (MappingError, ProgramError):
+            found.append(f"the memory {other} does not take it either")
+    return ", ".join(found)
+
+
+def _mapped(lowered: Program, memory: str, threshold: int) -> Mapped:
+    """The mapping in the best order. Raises `MappingError`."""
     asked = orders.choices(lowered)
+    if len(asked) == 1:
+        return _compiled(orders.reordered(lowered, asked[0]), memory, threshold)
     bounds, best = [], None
     error: Exception | None = None
     for k, each in enumerate(asked):
         program = orders.reordered(lowered, each)
-        if len(asked) == 1:
-            return replace(_compiled(program, memory, threshold), seconds=time.perf_counter() - begin)
         try:
             bounds.append((_least_cycles(program, memory), k, program))
         except ProgramError as found:
@@ -99,7 +121,7 @@ def compile(outputs: dsl.Outputs, memory: str = "pub", *, threshold: int = REGIS
             best = made
     if best is None:
         raise MappingError(f"no mapping in any of {len(asked)} orders; the first one: {error}")
-    return replace(best, seconds=time.perf_counter() - begin)
+    return best
 
 
 def _rank(mapped: Mapped) -> tuple[int, int]:
@@ -135,7 +157,7 @@ def _compiled(program: Program, memory: str, threshold: int) -> Mapped:
     for way in _ways(program, memories.member(memory).PARAMETERS.fetch):
         if best is not None:
             break
-        if way.tiles > 1 and not way.whole and (way.paced, way.overlap) not in too_large:
+        if way.tiles > 1 and not (way.whole or way.split) and (way.paced, way.overlap) not in too_large:
             # A chain helps what no tile holds, and nothing else.
             continue
         for attempt in range(_RETRIES):
@@ -145,7 +167,7 @@ def _compiled(program: Program, memory: str, threshold: int) -> Mapped:
             plan = _scheduled(program, memory, way, pad, wait)
             tried += 1
             try:
-                mapped = _stored(program, plan, memory, threshold, way.tiles)
+                mapped = _stored(program, plan, memory, threshold, way)
             except CapacityError as found:
                 # Waiting longer makes it no smaller.
                 error = found
@@ -178,11 +200,25 @@ def _scheduled(program: Program, memory: str, way: "_Way", pad: int, wait: int) 
     return schedule.schedule(program, strides, slack, whole)
 
 
-def _stored(program: Program, plan: Schedule, memory: str, threshold: int, most: int) -> Mapped:
-    """The mapping of a schedule. most: tiles of a chain. Raises `MappingError`."""
+def _stored(program: Program, plan: Schedule, memory: str, threshold: int, way: "_Way") -> Mapped:
+    """The mapping of a schedule. Raises `MappingError`."""
     tile = memories.member(memory).PARAMETERS
-    wiring = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold, most)
-    return Mapped(program, plan, wiring, tuple(pack(memory, wiring.uses)), sum(map(_pes, program.statements)))
+    wiring = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold, way.tiles)
+    try:
+        tiles = tuple(pack(memory, wiring.uses, way.split))
+    except MappingError as error:
+        raise MappingError(f"{error}{_readers(program, wiring, str(error))}") from error
+    return Mapped(program, plan, wiring, tiles, sum(map(_pes, program.statements)))
+
+
+def _readers(program: Program, wiring: Wiring, text: str) -> str:
+    """Which stage reads each of the signals that `text` names, and at which index of its loops."""
+    found = {}
+    for (name, read), signal in wiring.wires.items():
+        if re.search(rf"(?<![\w.]){re.escape(signal)}(?![\w.])", text) and signal not in program.buffers:
+            access = program.statement(name).reads[read]
+            found[signal] = f"; {signal} is {access.buffer}[{', '.join(map(str, access.indices))}] of {name}"
+    return "".join(found.values())
 
 
 @dataclass(frozen=True)
@@ -190,18 +226,23 @@ class _Way:
     """How a program may be scheduled. paced: images come at the pace of the reduction that reads them. tiles: of the
     longest chain. whole: a buffer whose distances vary is read once all of it was written, so that no write meets a
     read. overlap: stages work on iterations of their common outer loop that follow each other, and buffers between them
-    are double."""
+    are double. split: streams that no tile serves together get a tile each."""
 
     paced: bool = False
     tiles: int = 1
     whole: bool = False
     overlap: bool = False
+    split: bool = False
+
+
+# What costs most tiles: only where nothing else fits.
+_LAST = (_Way(tiles=MEMORY_TILES, split=True), _Way(tiles=MEMORY_TILES, whole=True, split=True))
 
 
 def _ways(program: Program, fetch: int) -> list[_Way]:
     """The ways to try, the one that needs fewest tiles first."""
     if not rates.is_coarse(program):
-        return [_Way(), _Way(tiles=MEMORY_TILES)]
+        return [_Way(), _Way(tiles=MEMORY_TILES), *_LAST]
     shared = rates.has_outer(program)
     usual, other = (rates.coarse(program, 0, fetch, paced, shared) for paced in (False, True))
     paces = [False, True] if usual != other else [False]
@@ -211,8 +252,8 @@ def _ways(program: Program, fetch: int) -> list[_Way]:
     if shared:
         # Images that come in one burst an iteration meet the reads of the one before: paced first.
         overlapped = sorted((way for way in found if not way.whole), key=lambda way: (way.tiles, not way.paced))
-        return [*(replace(way, overlap=True) for way in overlapped), *found]
-    return found
+        found = [*(replace(way, overlap=True) for way in overlapped), *found]
+    return [*found, *_LAST]
 
 
 def _fits(mapped: Mapped) -> None:

@@ -53,8 +53,9 @@ def plan(memory: str, uses: list[Use]) -> dict[str, Controller] | None:
     return plan_pub(uses, depth=depth) if memory == "pub" else plan_dp(uses, depth)
 
 
-def pack(memory: str, uses: Sequence[Use]) -> list[TileUse]:
-    """Tiles for all `uses`, first fit with the largest first. Raises `MappingError` where a stream fits no tile."""
+def pack(memory: str, uses: Sequence[Use], split: bool = False) -> list[TileUse]:
+    """Tiles for all `uses`, first fit with the largest first. split: whether streams that fit no tile together get one
+    each. Raises `MappingError` where a stream fits no tile."""
     tile = memories.member(memory).PARAMETERS
     parts = [
         replace(use, reads=use.reads[k : k + tile.outputs])
@@ -75,7 +76,8 @@ def pack(memory: str, uses: Sequence[Use]) -> list[TileUse]:
 
     bins: list[list[Use]] = []
     plans: list[dict[str, Controller]] = []
-    for part in parts:
+    while parts:
+        part = parts.pop(0)
         for b, held in enumerate(bins):
             outputs = len(part.reads) + sum(len(u.reads) for u in held)
             if max(u.tiles for u in (*held, part)) > 1:
@@ -87,6 +89,9 @@ def pack(memory: str, uses: Sequence[Use]) -> list[TileUse]:
                     break
         else:
             alone = plan_once([part])
+            if alone is None and split and len(part.reads) > 1:
+                parts[:0] = [replace(part, reads=(read,)) for read in part.reads]
+                continue
             if alone is None:
                 raise MappingError(f"{part.buffer}: {_why(part, memory)}")
             bins.append([part])
@@ -141,10 +146,10 @@ def _why(use: Use, memory: str) -> str:
                 f"{text}: {name} takes in cycle {at} a word that came {gap} cycles before, and one takes {least}; a "
                 "threshold of registers above this distance would help"
             )
-    at, targets = int(use.write.times[0]), ", ".join(target for target, _ in use.reads)
+    at, targets = int(use.reads[0][1].times[0]), " and ".join(f"{t} (output {k})" for k, (t, _) in enumerate(use.reads))
     return (
         f"{text}: from cycle {at} on, writes of {use.source} and fetches for {targets} meet at the memory's one port, "
-        "or need a row of its buffers twice; longer rows, fewer outputs or the memory dp would help"
+        "or need a row of its buffers twice; whole wide words in a row, or a stage that turns the image, would help"
     )
 
 
