@@ -68,9 +68,8 @@ MACHINE = devices.identity(CONFIG.device, THREADS)
 HOST = devices.identity("cpu", workflow.cores)
 # What draws scenes on it.
 SCENES = [*devices.modules(CONFIG.device), *backends.modules(CONFIG.device)]
-# Where torch keeps what it compiled, for the jobs that compile ahead and those that are timed. It asks the processor alone what it
-# compiles for, and compiles nothing to ask g++: any that reads torch's headers knows these instructions.
-COMPILED = "TORCHINDUCTOR_VEC_ISA_OK=1 TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
+# Where torch keeps what it compiled, for the jobs that compile ahead and those that are timed.
+COMPILED = "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
 # It is for as many threads as torch has. Snakemake sets those of a job to its own, which for one that compiles ahead is one.
 TIMED_THREADS = f"OMP_NUM_THREADS={THREADS} MKL_NUM_THREADS={THREADS}"
 # Experiments that the rule `experiment` runs on this device, those that time the host's processors, and those that time nothing.
@@ -88,6 +87,9 @@ TIMED_ENV = environment("gpu" if EXCLUSIVE else "cpu")
 # one is deployed, comes before them.
 for name, first in {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": f"{ROOT}/src"}.items():
     os.environ[name] = os.pathsep.join(filter(None, [first, os.environ.get(name)]))
+# Torch takes the processor's word for what it compiles for, and compiles nothing to ask g++: any that can read torch's headers knows
+# these instructions. It reads this while it is loaded, in what jobs are forks of, too.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 # In few jobs, libraries load faster than in a server of forks. A GPU's driver, and environments that Snakemake deploys, take none.
