@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tilewright import __main__ as command
+from tilewright import networks
 from tilewright.commands import stream
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.paths import frame_runner
@@ -48,6 +50,18 @@ def test_a_folder_is_labelled_and_what_is_refused_is_said(folder, tmp_path, caps
     maps = sorted((tmp_path / "maps").iterdir())
     assert [x.name for x in maps] == ["a.1.png", "b.2.png", "c.3.png"]
     assert np.asarray(Image.open(maps[0])).shape == (32, 48)
+
+
+def test_a_file_of_weights_says_which_network_it_is(folder, tmp_path, capsys):
+    torch.save(
+        networks.create("segformer", variant="b0", image_size=32, num_classes=3).state_dict(), tmp_path / "x.pth"
+    )
+    arguments = ["--network", str(tmp_path / "x.pth"), "--samples", "2", "--budget-us", "1e9", "--frames", "2"]
+    assert command.main(["stream", "--source", str(folder), *arguments]) == 0
+    assert "2 frames, 2 labelled, 0 refused" in (said := capsys.readouterr().out) and "segformer-b0-512 " in said
+    arguments[1] = str(folder / "notes.txt")
+    assert command.main(["stream", "--source", str(folder), *arguments]) == 2
+    assert "expected a checkpoint of tensors" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
 
 class Terminal(io.StringIO):

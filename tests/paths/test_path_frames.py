@@ -278,6 +278,8 @@ def test_networks_that_do_not_go_together(several, joint):
         FrameRunner(torch.nn.Linear(1, 1), joint, SIZE)
     with pytest.raises(ConfigError, match="at most 256 classes, found 257"):
         FrameRunner(network(classes=257), joint, SIZE)
+    with pytest.raises(ConfigError, match="table: expected one to pick among 2 networks, found none"):
+        FrameRunner(several, None, SIZE)
     other = Table([entry(small, FULL, 0.4, device="another")])
     with pytest.raises(ConfigError, match=r"path table: expected one of device .*, found another"):
         FrameRunner(small, other, SIZE)
