@@ -16,7 +16,7 @@ import triton.language as tl
 from test_timed_calls import planned, streamed, weights
 
 from helpers import plans
-from helpers.gpu import TRITON_DEVICE
+from helpers.gpu import TRITON_DEVICE, cases
 from tilewright import networks, reference
 from tilewright.attention import backends
 from tilewright.attention.cpu import executor as cpu_executor
@@ -563,8 +563,7 @@ def judged(name, dtype, fault=lambda network: None):
     return row["status"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "dtype"), cases(NETWORKS, DTYPES))
 def test_without_a_fault_a_network_passes(plans_of_networks, name, dtype):
     assert judged(name, dtype) == "ok"
 
