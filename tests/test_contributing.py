@@ -82,7 +82,7 @@ NOT_MEMBERS = {
     "masks": {"deit", "segformer", "wan"},
     "networks": {
         *("wan", "path", "layers", "backends", "plans", "attention_sites", "map_operators"),
-        *("folding", "rectified_flow", "token_layouts", "vit_parts"),
+        *("folding", "heads", "rectified_flow", "token_layouts", "vit_parts"),
     },
 }
 

@@ -26,7 +26,7 @@ add(
     type=flags.folder,
     required=True,
     metavar="FOLDER",
-    help="folder for mapped.json, config.json, run.csv, and of --program the words of each output, STAGE.npy",
+    help="folder for mapped.json, config.json, run.csv, and the words of each output of --program, STAGE.npy",
 )
 
 if __name__ == "__main__":
