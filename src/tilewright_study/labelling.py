@@ -90,7 +90,8 @@ def run(model, sources, checkpoint, attention, *, device, dtype, budget_us, tabl
 def sources_of(image, example):
     """``{name: file}`` of the photograph, file or folder `image`, or of the example. Raises `TilewrightError`."""
     if (image is None) != example:
-        raise ConfigError("--image: expected a photograph, a file or a folder, or --example, one of both")
+        found = "both" if example else "neither"
+        raise ConfigError(f"--image: expected a photograph, a file or a folder, or --example, found {found}")
     if example:
         return {name: images.carried(photograph) for name, photograph in images.EXAMPLE.items()}
     if Path(image).is_dir():

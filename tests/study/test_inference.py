@@ -223,8 +223,8 @@ VIL = "--model vil-tiny-64 --image coffee"
         ("--model vil-tiny-64 --example", "a network that labels pixels, found vil-tiny-64"),
         ("--model vil-tiny-64", "--image: expected a photograph, found none"),
         ("--image coffee", "--model: expected a network, or --checkpoint, found neither"),
-        ("--model segformer-b0-64", "--image: expected a photograph, a file or a folder, or --example, one of both"),
-        ("--model segformer-b0-64 --image coffee --example", "or --example, one of both"),
+        ("--model segformer-b0-64", "--image: expected a photograph, a file or a folder, or --example, found neither"),
+        ("--model segformer-b0-64 --image coffee --example", "or --example, found both"),
         (
             "--model segformer-b0-64 --image coffee --fit crop",
             "--fit: expected one of stretch, aspect, slide, found 'crop'",
