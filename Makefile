@@ -1,8 +1,10 @@
 # make setup      create .venv with the pinned packages and this checkout, and config/schema.json
-# make reproduce  the default study, to figures/ and results/report.html
+# make reproduce  the default study, to figures/ and results/report.html, and ro-crate-metadata.json, which says what made what
 # make reproduce-all  with it, all else that runs on a CPU: config/all.yaml
 # make smoke      one figure from its pattern to its picture, in build/smoke, and what it proves
 # make record     DEVICE=h200 MINUTES=28: run config/h200.yaml on this machine, or go on, and record its rows as expected/h200
+# make archive    build/tilewright.tar.gz: the source of this commit, and the report and RO-Crate of the rows expected/$(RECORDED)
+# make installs   wheel and source distribution in empty environments of $(PYTHONS)
 # make test       the test-suite; it installs diffusers in build/hosts, or finds it in $TILEWRIGHT_HOSTS
 # make test-all   with it, what takes minutes: the workflow on a SLURM of one node, which is installed where that can be
 # make docs       the documents as a site, in build/site: open build/site/index.html
@@ -21,7 +23,7 @@ BIN    := $(VENV)/bin
 # What editors show of config.yaml.
 SCHEMA := $(BIN)/python -m tilewright_study.config > config/schema.json
 
-.PHONY: setup reproduce reproduce-all smoke record test test-all docs lint fix lock schema clean
+.PHONY: setup reproduce reproduce-all smoke record archive installs test test-all docs lint fix lock schema clean
 
 setup: $(VENV)/.installed
 
@@ -35,8 +37,10 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	$(SCHEMA)
 	touch $@
 
+# What an archive ships was not made here: Snakemake would take it as it is.
 reproduce: setup
-	$(BIN)/snakemake --cores all
+	@test ! -d results -o -d .snakemake/metadata || { mkdir shipped && mv results figures ro-crate-metadata.json shipped; }
+	$(BIN)/snakemake --cores all -- all ro-crate-metadata.json
 
 reproduce-all: setup
 	$(BIN)/snakemake --cores all --configfile config/all.yaml
@@ -48,6 +52,20 @@ smoke: setup
 MINUTES ?= 28
 record: setup
 	$(BIN)/python workflow/scripts/record.py --device $(DEVICE) --minutes $(MINUTES) $(if $(OVERLAYS),--overlays $(OVERLAYS))
+
+RECORDED ?= h200
+archive: setup
+	$(BIN)/python workflow/scripts/archive.py --recorded $(RECORDED) --output build/tilewright.tar.gz
+
+PYTHONS ?= 3.11 3.12 3.13
+installs: setup
+	rm -rf build/dist
+	$(BIN)/uv build --quiet --out-dir build/dist
+	for python in $(PYTHONS); do for package in build/dist/*.whl build/dist/*.tar.gz; do \
+	  $(BIN)/uv venv --quiet --clear --python $$python build/empty && \
+	  $(BIN)/uv pip install --quiet --python build/empty/bin/python $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $$package && \
+	  (cd build && empty/bin/python -P ../tests/helpers/installed.py $$PWD/empty) || exit 1; \
+	done; done
 
 TEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 test: setup
@@ -83,4 +101,4 @@ schema: setup
 	$(SCHEMA)
 
 clean:
-	rm -rf results figures logs .snakemake
+	rm -rf results figures logs .snakemake ro-crate-metadata.json

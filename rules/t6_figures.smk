@@ -1,5 +1,5 @@
 """T6: figures/<figure>.{svg,png,pdf} and results/tables/<table>.{csv,md}, each from the files that it names itself, with a
-.json that names its origin. results/report.html shows them all."""
+.json that names its origin. results/report.html shows them all, and ro-crate-metadata.json says what made each file."""
 
 
 rule figure:
@@ -96,3 +96,18 @@ rule report:
     shell:
         "python {params.script} --figures {input.figures:q} --tables {input.tables:q} --explored {input.explored:q}"
         " --recorded {params.recorded} --output {output.page:q} 2>&1 | tee {log:q}"
+
+
+rule crate:
+    input:
+        everything,
+    output:
+        "ro-crate-metadata.json",
+    log:
+        "logs/crate.log",
+    conda:
+        environment("cpu")
+    params:
+        **parameters("make_crate", []),
+    shell:
+        "python {params.script} --output {output:q} 2>&1 | tee {log:q}"

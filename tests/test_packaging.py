@@ -91,36 +91,11 @@ def test_the_source_distribution_is_a_checkout_that_builds_the_same_wheel(checko
     assert again == package(wheel)[0]
 
 
-# Away from the checkout, and without what the study brings: a plan, and the commands. The plan has no order: most are
-# functions that numba would compile for this place alone.
-SMOKE = """
-import sys
-sys.modules |= dict.fromkeys(("gurobipy", "matplotlib", "pandas", "PIL", "seaborn", "skimage", "snakemake", "yaml"))
-from pathlib import Path
-import torch
-import tilewright as tw
-from tilewright.__main__ import main
-
-assert Path(tw.__file__).is_relative_to(sys.argv[1]), tw.__file__
-mask = torch.rand(40, 50) < 0.3
-mask[:, 0] = True
-plan = tw.plan(mask, heads=2, head_dim=8, reorder="none", solver="greedy")
-q, k, v = torch.randn(1, 2, 40, 8), torch.randn(1, 2, 50, 8), torch.randn(1, 2, 50, 8)
-expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-torch.testing.assert_close(plan(q, k, v), expected, atol=1e-5, rtol=1e-5)
-plan.save("smoke.plan")
-assert main(["show", "smoke.plan"]) == 0
-assert main(["show", "smoke.plan", "--figure", "smoke.svg"]) == 2
-assert main(["bench", "smoke.plan", "--without", "flex", "--seconds", "0.01", "--rse", "1"]) == 0
-assert "tilewright_study" not in sys.modules
-"""
-
-
 def test_the_wheel_runs_where_no_checkout_is(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site := tmp_path / "site")
     environment = os.environ | {"PYTHONPATH": str(site), "TILEWRIGHT_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", SMOKE, str(site)]
+    command = [sys.executable, "-P", ROOT / "tests/helpers/installed.py", str(site)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert 'pictures need matplotlib: pip install ".[study]" in the checkout of tilewright' in done.stderr

@@ -43,7 +43,8 @@ _FILE = re.compile(r"[\w-][\w./-]*\.\w+")
 def commit() -> str:
     """Short hash of the commit that this package stands at, with ``+`` where its files differ from it.
 
-    Of the checkout that it lies in; else what ``$TILEWRIGHT_COMMIT`` says, for copies without one; else empty.
+    Of the checkout that it lies in; else what ``$TILEWRIGHT_COMMIT`` says, for copies without one; else that of the
+    tree that git exported, which commit.txt of an archive names; else empty.
     """
 
     def git(*arguments):
@@ -56,7 +57,8 @@ def commit() -> str:
         git("ls-files", "--error-unmatch", "__init__.py")
         return git("rev-parse", "--short=10", "HEAD").strip() + ("+" if git("status", "--porcelain", "..") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("TILEWRIGHT_COMMIT", "")
+        exported = Path(__file__).with_name("commit.txt").read_text().strip()[:10]
+        return os.environ.get("TILEWRIGHT_COMMIT") or (exported if exported.isalnum() else "")
 
 
 @cache

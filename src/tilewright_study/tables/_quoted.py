@@ -1,7 +1,8 @@
 """Tables that README.md and docs/ quote from recorded rows, so that they cannot disagree with them (stage T6).
 
 In a document each stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, where `updated` writes it. The name is
-one of `NAMES`: ``<device>-<table>`` for a device of `FOLDERS`, or ``results-<kind>`` for a kind of claims.
+one of `NAMES`: ``<device>-<table>`` for a device of `FOLDERS`, ``results-<kind>`` for a kind of claims, or
+``artifact-<what>`` for what checks them.
 """
 
 import re
@@ -21,6 +22,7 @@ from tilewright_study.experiments.networks.claims import beside_paper
 from tilewright_study.experiments.pruned import table_pruned
 from tilewright_study.experiments.ragged import table_ragged
 from tilewright_study.experiments.slices import table_slices
+from tilewright_study.tables import _artifact as _artifacts
 from tilewright_study.tables import _read, _select, claims, markdown
 
 # Recorded runs: a file of rows for each experiment.
@@ -547,6 +549,15 @@ def _results(root, kind):
     return _lines(["claim", *(_DEVICES[device] for device in FOLDERS)], lines, left=1 + len(frames))
 
 
+def _artifact(root, what):
+    """The claims by experiment, or one by one, on the two devices that most were recorded of."""
+    folders = {_DEVICES[name]: FOLDERS[name] for name in ("cpu", "h200")}
+    if what == "experiments":
+        return _lines(*_artifacts.by_experiment(root, folders), left=3)
+    frames = {_DEVICES[name]: judged(root, name).set_index("id") for name in ("cpu", "h200")}
+    return _lines(*_artifacts.by_claim(root, folders, frames), left=4)
+
+
 def _us(value):
     return f"{value:,.{1 if value < 1000 else 0}f}" if value > 0 else ""
 
@@ -604,4 +615,5 @@ NAMES |= {"h200-network-plans": (_network_plans, "h200"), "h200-published-ragged
 NAMES |= {"h200-gains": (_gains, "h200"), "h200-neighborhood": (_neighborhood, "h200")}
 NAMES |= {"h200-published-kernel": (_published_kernel, "h200"), "h200-budgets": (_budgets, "h200")}
 NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "headline": (_headline, None)}
+NAMES |= {f"artifact-{what}": (_artifact, what) for what in ("experiments", "claims")}
 NAMES |= {f"results-{kind}": (_results, kind) for kind in claims.KINDS if kind != "aim"}

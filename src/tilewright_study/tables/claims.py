@@ -77,6 +77,11 @@ def _measures():
     }
 
 
+def experiment_of(measure):
+    """The name of the experiment that a measure is of."""
+    return _measures()[measure][0]
+
+
 def needs(config):
     """The list of claims, the papers' values and the rows of every experiment that is asked for."""
     files = _select.logs(config, *EXPERIMENTS)
