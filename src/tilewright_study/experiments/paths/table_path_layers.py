@@ -80,7 +80,10 @@ def _layers(row):
     side = options["image_size"]
     classes = len(scenes.stated(row["data"]).classes)
     pixels = (side, side) if isinstance(side, int) else tuple(side)
-    stated = SimpleNamespace(variant=options["variant"], pixels=pixels, num_classes=classes)
+    sizes = getattr(counted, f"{family}_sizes")
+    head = options.get("head", sizes.DECODE_HEADS[0])
+    stated = SimpleNamespace(variant=options["variant"], pixels=pixels, num_classes=classes, head=head)
+    stated.channels = options.get("channels") or sizes.channels(options["variant"], head)
     stages, *knobs = row["path"].split()
     fields = dict(knob.split("=") for knob in knobs)
     path = Path(tuple(stages.split(".")), levels=fields["levels"], decoder=fields["decoder"])
