@@ -30,6 +30,7 @@ class Options:
     variant: str = "b0"
     pixels: tuple[int, int] = (64, 96)
     num_classes: int = 150
+    head: str = "segformer"
     decoder: str = "folded"
     knobs: tuple[str, ...] = ("levels", "scale", "decoder", "fuse", "width")
     least: int = 32

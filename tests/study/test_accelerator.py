@@ -70,6 +70,12 @@ def test_without_the_model_a_row_says_what_is_missing(monkeypatch):
     assert row["device"] == "zigzag-dse, a cost model, uncalibrated" and row["energy_uj"] == ""
 
 
+@pytest.mark.parametrize("name", ["swin-tiny-64", "segformer-b0-64-mmseg"])
+def test_networks_with_other_heads_have_no_costs(name):
+    with pytest.raises(ConfigError, match=r"expected a network named segformer-\.\.\. with its own head, found"):
+        workloads.layers_of(name, "2.2.2.2", 20)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -91,8 +91,8 @@ def layers_of(network, text, classes):
     from tilewright.networks import segformer
 
     family, stated = networks.parse(network, {"num_classes": classes})
-    if family != "segformer":
-        raise ConfigError(f"accelerator: expected a network named segformer-..., found {network!r}")
+    if family != "segformer" or "head" in stated:
+        raise ConfigError(f"accelerator: expected a network named segformer-... with its own head, found {network!r}")
     options = segformer.Options(**stated)
     path = parse(text, options)
     return options, path, layers.segformer(options, path)
