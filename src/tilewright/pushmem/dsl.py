@@ -480,8 +480,36 @@ def _constant(word: Expression, sign: str, divisor: Any) -> int:
 
 
 def divide(word: Any, divisor: int, rounding: str = "down") -> Expression:
-    """`word` divided by a constant, exactly: ``down`` as Python's ``//``, to ``zero`` as C's, or to the ``nearest``
-    number, halves up. Raises `ProgramError` for another divisor or rounding."""
+    """`word` divided by a constant, exactly.
+
+    Parameters
+    ----------
+    word : Expression
+        What is divided, a signed or an unsigned word.
+    divisor : int
+        A constant other than 0; of an unsigned word a positive one.
+    rounding : str
+        ``down`` as Python's ``//``, ``zero`` as C's, ``nearest`` with halves up.
+
+    Returns
+    -------
+    Expression
+        The quotient, of the type of `word`.
+
+    Raises
+    ------
+    ProgramError
+        For another divisor or rounding.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tilewright.pushmem import dsl
+    >>> line = dsl.Input("line", (4,), "int16")
+    >>> thirds = dsl.Stage("thirds", (4,), lambda x: dsl.divide(line[x], 3, "nearest"), dtype="int16")
+    >>> dsl.evaluate(thirds, {"line": np.array([-5, -1, 4, 5])})["thirds"]
+    array([-2,  0,  1,  2], dtype=int16)
+    """
     word, known = as_expression(word), ("down", "zero", "nearest")
     divisor = _constant(word, "//", divisor)
     if rounding not in known:
