@@ -102,8 +102,12 @@ def program(addresses: np.ndarray, own: Mover) -> Answer:
             why = str(reason)
     block = 1 if len(addresses) <= MOST_CUTS else _block(addresses)
     if len(addresses) // block > MOST_CUTS:
-        return Answer(UNKNOWN, (), False, f"{why}, and its {len(addresses)} granules have too many places for a cut")
-    found = [_plain(addresses, own, block), *_rounds(addresses, own, block)]
+        found = [_unrolled(int(addresses[0]), nest, own)] if nest else []
+        if not any(found):
+            why = f"{why}, and its {len(addresses)} granules have too many places for a cut"
+            return Answer(UNKNOWN, (), False, why)
+    else:
+        found = [_plain(addresses, own, block), *_rounds(addresses, own, block)]
     cost, tasks = min((each for each in found if each is not None), key=lambda each: each[0], default=(0, ()))
     # One descriptor is excluded above.
     exact = block == 1 or (tasks and cost // _ONE == 2)
@@ -239,6 +243,21 @@ def _plain(addresses, own, block):
         else:
             tasks.append(task)
     return cost, tuple(tasks)
+
+
+def _unrolled(base, nest, own):
+    """``(cost, tasks)`` of a nest whose outer loops are written out, a descriptor each time, or None."""
+    for outer in range(1, len(nest)):
+        starts = np.array([base])
+        for rounds, step in nest[: -outer - 1 : -1]:
+            starts = (starts[:, None] + step * np.arange(rounds)).reshape(-1)
+        if len(starts) > own.descriptors:
+            return None
+        try:
+            return len(starts) * _ONE, tuple(_task(int(start), nest[:-outer], own, True) for start in starts)
+        except _NotFound:
+            continue
+    return None
 
 
 def _rounds(addresses, own, block) -> Iterator:
