@@ -39,6 +39,13 @@ add(
     help="minimise the sum of the configuration words of these names; may be repeated, the first one comes first",
 )
 add("--example", metavar="CSV", help="words of the design's inputs and outputs, a row for each cycle")
+add(
+    "--for-all",
+    metavar="REGEX",
+    help="names of inputs that may have any words: no run breaks an assertion of the design or outputs of the example",
+)
+add("--cycles", type=flags.count, metavar="N", help="length of such a run, in place of an example")
+add("--always", action="store_true", help="prove it for all cycles, by induction")
 add("--verify", metavar="JSON", help="only check this configuration against the stream or the example")
 add("--write-stream", type=flags.output, metavar="CSV", help="also write the stream of the component")
 add(

@@ -16,7 +16,7 @@ CODES = {"solved": 0, "infeasible": 2, "unknown": 3}
 
 def run(
     stream, component, memory, engine, layers, fix, monolithic, time_limit, system, example, verify, write_stream,
-    output, **design,
+    output, for_all=None, cycles=None, always=False, **design,
 ):  # fmt: skip
     """See ``configure.py --help``. Exits with 2 for no configuration, with 3 for a search without an answer.
 
@@ -29,12 +29,15 @@ def run(
     of_tiles = {"--stream": stream, "--component": component, "--memory": memory, "--engine": engine}
     of_tiles |= {"--layers": layers, "--monolithic": monolithic or None, "--write-stream": write_stream}
     of_designs = {"--solve": design["solve"], "--example": example, "--least": design["least"]}
+    of_designs |= {"--for-all": for_all}
     of_search = {"--engine": engine, "--layers": layers, "--least": design["least"], "--fix": fix}
-    of_search |= {"--time-limit": None if monolithic else time_limit}
+    of_search |= {"--time-limit": None if monolithic or for_all else time_limit}
+    of_runs = {"--cycles": cycles, "--always": always or None}
     for given, others, what in (
         (system is not None, of_tiles, "apply to tiles; leave them out with --system"),
         (system is None, of_designs, "apply to designs; add --system"),
         (verify is not None, of_search, "apply to a search; leave them out with --verify"),
+        (for_all is None, of_runs, "apply to statements for all inputs; add --for-all"),
         (engine == "fit", {"--layers": layers, "--monolithic": monolithic or None}, "apply to the engine bmc"),
     ):
         if given and (flags := [flag for flag, value in others.items() if value is not None]):
@@ -42,6 +45,9 @@ def run(
     component, memory, engine = component or "top", memory or "pub", engine or "auto"
     layers = 4 if layers is None else layers
     if system is not None:
+        if for_all is not None:
+            asked = {"trace": example, "cycles": cycles or 0, "always": always, "limit_s": time_limit}
+            return _for_all(system, design["solve"], for_all, verify, output, design["least"] or (), fix, asked)
         return _design(system, design["solve"], example, verify, output, design["least"] or (), fix, time_limit)
     if stream is None:
         raise ConfigError("expected --stream CSV, or --system DESIGN with --solve and --example, found neither")
@@ -109,6 +115,25 @@ def _design(system, solved_for, example, verify, output, least, fix, limit_s):
     said += "".join(f", {name} {number}" for name, number in answer.layers.items())
     said += "" if answer.complete or answer.verdict != "solved" else "; not known to be least: the time is over"
     return _end(answer.verdict, f"{system}: {answer.verdict}{said}")
+
+
+def _for_all(system, solved_for, free, verify, output, least, fix, asked):
+    from tilewright.pushmem.configure import design
+
+    if solved_for is None or (asked["trace"] is None) == (asked["cycles"] == 0):
+        raise ConfigError("--for-all: expected --solve REGEX and one of --cycles and --example")
+    if verify is not None:
+        answer = design.verify_for_all(system, solved_for, free, verify, **asked)
+    else:
+        answer = design.run_for_all(system, solved_for, free, output, least=least, fix=fix, **asked)
+    said = f": {answer.why}" if answer.why else ""
+    said += "".join(f", {name} {number}" for name, number in answer.layers.items())
+    if answer.verdict == "solved":
+        said += ", for all cycles" if answer.depth else f", for the first {answer.cycles} cycles"
+    said += f"; {answer.rounds} counterexample{'s' * (answer.rounds != 1)}" + "".join(
+        f"; {n}: {each}" for n, each in answer.confirmed.items()
+    )
+    return _end(answer.verdict, f"{verify or system}: {answer.verdict}{said}")
 
 
 def _verified(by):

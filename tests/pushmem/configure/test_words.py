@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from helpers import extras
-from tilewright.pushmem.configure import btor2, query, replay, words
+from tilewright.pushmem.configure import btor2, query, replay, smtlib, words
 from tilewright.pushmem.configure.example import Example
-from tilewright.pushmem.configure.solve import SAT, Solver
+from tilewright.pushmem.configure.solve import SAT, UNSAT, Solver
 from tilewright.pushmem.configure.system import Node
 
 SORTS = "1 sort bitvec 1\n3 sort bitvec 3\n4 sort bitvec 4\n5 sort bitvec 5\n6 sort bitvec 6\n2 sort bitvec 2\n"
@@ -66,3 +66,20 @@ def test_amounts_of_shifts_may_have_fewer_bits():
     solver = Solver()
     term = solver.apply(Node("sll", 4, (0, 1)), [solver.value(3, 4), solver.value(2, 2)])
     assert solver.check() == SAT and solver.found(term) == 12
+
+
+def test_operators_are_written_as_the_interpreter_reads_them(tmp_path):
+    extras.need("bitwuzla")
+    text = smtlib.Text()
+    for at, (op, line) in enumerate(lines()):
+        system = btor2.read(f"{SORTS}{INPUTS}{line}\n30 output 20 out\n", "b")
+        node = system.nodes[system.outputs["out"]]
+        for one, other in itertools.product(range(8), repeat=2):
+            known = [{0: one, 1: other, 2: one & 1, 3: other & 1}[arg] for arg in node.args]
+            args = [text.value(arg, system.nodes[place].width) for arg, place in zip(known, node.args, strict=True)]
+            wrong = text.negated(text.equal(text.apply(node, args), words.OPERATORS[op](node, *known)))
+            text.lines.append(f"(define-fun |wrong {at} {one} {other}| () Bool {wrong.text})")
+    broken = " ".join(line.split()[1] + " " + " ".join(line.split()[2:5]) for line in text.lines if "|wrong" in line)
+    text.lines.append(f"(assert (or {broken}))")
+    (tmp_path / "all.smt2").write_text(text.written())
+    assert smtlib.confirmed(tmp_path / "all.smt2")[1] == UNSAT

@@ -1,8 +1,8 @@
 """Reader of BTOR2 (Niemetz et al., 2018): bit vectors and arrays, states with first values, symbols as names.
 
-A constraint has to hold in every cycle of an example. A bad state is a signal that an example may tell, and that is
-else of no account. A state that has neither a first value nor a next one is an input. Properties without end (justice,
-fair), arrays of arrays, and arrays that go in or out are refused.
+A constraint has to hold in every cycle of an example. A bad state is a signal that an example may tell; only a
+statement for all inputs asks for it. A state that has neither a first value nor a next one is an input. Properties
+without end (justice, fair), arrays of arrays, and arrays that go in or out are refused.
 """
 
 import re
@@ -139,8 +139,8 @@ class _Reader:
         if op != "output" and node.width != 1:
             raise ArtifactError(f"{where}: {op} of {_shown(node)}; expected 1 bit")
         self.system.outputs[label] = made
-        if op == "constraint":
-            self.system.constraints.append(label)
+        if op != "output":
+            (self.system.constraints if op == "constraint" else self.system.bad).append(label)
 
     def _follow(self, where, op, rest):
         sort, (state, value) = self._sort(where, rest[0]), (self._argument(where, each) for each in rest[1:3])

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.pushmem.configure import btor2, example, query, replay, verilog
+from tilewright.pushmem.configure import btor2, example, forall, query, replay, smtlib, verilog
 from tilewright.pushmem.configure.objectives import Least
 from tilewright.pushmem.configure.system import System, some
 
@@ -32,15 +32,55 @@ def run(
     is, whose words are kept; it may leave words out. Raises `TilewrightError`.
     """
     system = read(design, solved_for)
-    known, layers = example.read(trace, system), [_layer(system, each) for each in least]
-    if len({layer.name for layer in layers}) < len(layers):
-        raise ConfigError(f"expected an objective once, found {max(least, key=list(least).count)!r} twice")
-    fixed = {} if fix is None else _registers(fix, system)
+    known, layers, fixed = example.read(trace, system), _layers(system, least), _registers(fix, system)
     answer = query.solve(system, known, layers=layers, fixed=fixed, limit_s=limit_s)
     body: dict[str, Any] = {"design": Path(design).name, "verdict": answer.verdict, "registers": answer.registers}
     body |= {"layers": answer.layers, "least": answer.complete}
     body |= {"seconds": answer.seconds, "verified": {"replay": answer.replayed}}
     body |= {"cause": answer.cause.text() if answer.cause else None}
+    artifacts.write_json(output, KIND, VERSION, body)
+    return answer
+
+
+def run_for_all(
+    design: str | Path,
+    solved_for: str,
+    free: str,
+    output: str | Path,
+    *,
+    trace: str | Path | None = None,
+    cycles: int = 0,
+    always: bool = False,
+    least: Sequence[str] = (),
+    fix: str | Path | None = None,
+    limit_s: float | None = None,
+) -> forall.Answer:
+    """Configure the file `design` for all words of the inputs that the expression `free` matches, see `forall`.
+
+    trace: an example file, or None for a number of `cycles`. Writes `output`, and beside it each question that has no
+    answer, which another solver confirms. Other parameters are those of `run`. Raises `TilewrightError`.
+    """
+    system = read(design, solved_for)
+    known = example.Example(cycles) if trace is None else example.read(trace, system, asks=False)
+    answer = forall.solve(
+        system,
+        known,
+        free,
+        layers=_layers(system, least),
+        fixed=_registers(fix, system),
+        always=always,
+        limit_s=limit_s,
+    )
+    body: dict[str, Any] = {"design": Path(design).name, "verdict": answer.verdict, "registers": answer.registers}
+    body |= {"layers": answer.layers, "cycles": known.cycles, "induction": answer.depth, "cause": answer.why or None}
+    body |= {"runs": [{"inputs": run.inputs, "begin": run.begin} for run in answer.runs], "rounds": answer.rounds}
+    body |= {"seconds": answer.seconds, "verified": {"replay": answer.replayed}, "proofs": {}}
+    for name, text in answer.questions.items():
+        path = Path(output).with_suffix(f".{name}.smt2")
+        path.write_text(text, encoding="utf-8")
+        solver, said = smtlib.confirmed(path, limit_s)
+        body["proofs"][path.name] = {solver: said}
+        answer.confirmed[name] = f"{said} by {solver}"
     artifacts.write_json(output, KIND, VERSION, body)
     return answer
 
@@ -56,6 +96,20 @@ def verify(design: str | Path, solved_for: str, trace: str | Path, written: str 
     if (broken := known.broken(found)) is not None:
         raise ConfigError(f"{written}: {broken}")
     return known.cycles
+
+
+def verify_for_all(
+    design: str | Path, solved_for: str, free: str, written: str | Path, *, trace: str | Path | None = None,
+    cycles: int = 0, always: bool = False, limit_s: float | None = None,
+) -> forall.Answer:  # fmt: skip
+    """Whether no run breaks the configuration of the file `written`. Raises `ConfigError` for a run that does."""
+    system = read(design, solved_for)
+    known = example.Example(cycles) if trace is None else example.read(trace, system, asks=False)
+    fixed = dict.fromkeys(system.configuration, 0) | _registers(written, system)
+    answer = forall.solve(system, known, free, fixed=fixed, always=always, limit_s=limit_s)
+    if answer.verdict == query.INFEASIBLE:
+        raise ConfigError(f"{written}: {answer.why}")
+    return answer
 
 
 def read(path: str | Path, solved_for: str) -> System:
@@ -90,8 +144,18 @@ def _layer(system, expression):
     return Least(expression, [[(name, 0)] for name in names])
 
 
+def _layers(system, least):
+    """The objectives that expressions name."""
+    layers = [_layer(system, each) for each in least]
+    if len({layer.name for layer in layers}) < len(layers):
+        raise ConfigError(f"expected an objective once, found {max(least, key=list(least).count)!r} twice")
+    return layers
+
+
 def _registers(path, system):
-    """Configuration words of a file."""
+    """Configuration words of a file, none of None."""
+    if path is None:
+        return {}
     found = artifacts.read_json(path, KIND, VERSION).get("registers")
     if not isinstance(found, dict) or not all(type(word) is int for word in found.values()):
         raise ArtifactError(f"{path}: expected registers, each a whole number, found none or others")

@@ -66,8 +66,11 @@ class Example:
         return None
 
 
-def read(path: str | Path, system: System) -> Example:
-    """The `Example` of a file, for a system. Raises `ArtifactError` that names the row and the column."""
+def read(path: str | Path, system: System, asks: bool = True) -> Example:
+    """The `Example` of a file, for a system. asks: it has to tell an output.
+
+    Raises `ArtifactError` that names the row and the column.
+    """
     try:
         rows = list(csv.reader(Path(path).read_text(encoding="utf-8").splitlines()))
     except FileNotFoundError:
@@ -83,7 +86,7 @@ def read(path: str | Path, system: System) -> Example:
         raise ArtifactError(f"{path}: expected a column for each signal, found two of {max(names, key=names.count)}")
     if len(rows) < 2:
         raise ArtifactError(f"{path}: expected a row for each cycle, found none")
-    if set(names) <= set(system.inputs):
+    if asks and set(names) <= set(system.inputs):
         outputs = [name for name in known if name not in system.inputs]
         raise ArtifactError(f"{path}: expected a column of an output, among {some(outputs)}, found none")
     columns: dict[str, list[int | None]] = {name: [] for name in names}

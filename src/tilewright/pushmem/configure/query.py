@@ -1,9 +1,10 @@
 """The question: is there a configuration with which a system gives an example's outputs, and which is the least?"""
 
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 from tilewright.core.errors import SolverError, TilewrightError
 from tilewright.pushmem.configure import explain, objectives, replay
@@ -80,11 +81,11 @@ def solve(
 
     if limit_s is None:
         return ask()
-    answer = _in_time(ask, limit_s + GRACE_S)
+    answer = in_time(ask, limit_s + GRACE_S)
     return Answer(GAVE_UP, complete=False) if answer is None else answer
 
 
-def _in_time(function, seconds):
+def in_time(function: Callable[[], Any], seconds: float) -> Any:
     """What `function` gives within some seconds, None where it takes longer: in a process of its own, which then ends.
     A solver looks at its clock now and then only."""
     context = multiprocessing.get_context("fork")

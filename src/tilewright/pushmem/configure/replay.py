@@ -41,9 +41,10 @@ def run(
     inputs: Mapping[str, Sequence[int]],
     cycles: int,
     names: Sequence[str],
+    begin: Mapping[str, int] | None = None,
 ) -> dict[str, list[int]]:
     """Values of the signals `names` in each of `cycles` cycles. inputs: a value for each cycle; those that are not
-    named are 0. configuration: every word that decides them.
+    named are 0. configuration: every word that decides them. begin: first words of states that have none of their own.
 
     Raises `ConfigError` for unknown names, and for a configuration that leaves a word out or has one that is too wide.
     """
@@ -57,6 +58,7 @@ def run(
             raise ConfigError(f"{system.name}: {name}: expected a word of {width} bits, found {value}")
     needed = system.needed(names)
     values = _begin(system, configuration, needed)
+    values |= {system.states[name].node: word for name, word in (begin or {}).items()}
     states = [state for state in system.states.values() if state.node in values and state.next is not None]
     given = [node.name for number in needed if (node := system.nodes[number]).op == "input"]
     columns = {name: inputs.get(name) or [0] * cycles for name in given}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -56,9 +57,12 @@ class Solver:
         """A constant word."""
         return self.terms.mk_bv_value(self.terms.mk_bv_sort(width), number)
 
-    def unknown(self, name: str, width: int) -> Term:
-        """A word to be found."""
-        return self.terms.mk_const(self.terms.mk_bv_sort(width), name)
+    def unknown(self, name: str, width: int, index: int = 0) -> Term:
+        """A word to be found; an array of words where `index` has bits."""
+        sort = self.terms.mk_bv_sort(width)
+        return self.terms.mk_const(
+            self.terms.mk_array_sort(self.terms.mk_bv_sort(index), sort) if index else sort, name
+        )
 
     def array(self, index: int, width: int, term: Term) -> Term:
         """An array that holds `term` everywhere."""
@@ -117,6 +121,18 @@ class Solver:
     def at_least(self, term: Term, number: int) -> Term:
         """The truth that a word is at least a number."""
         return self.terms.mk_term(self._of.Kind.BV_UGE, [term, self.value(number, term.sort().bv_size())])
+
+    def negated(self, truth: Term) -> Term:
+        """The truth that another is none."""
+        return self.terms.mk_term(self._of.Kind.NOT, [truth])
+
+    def all_of(self, truths: Sequence[Term]) -> Term:
+        """The truth of all."""
+        return reduce(lambda *pair: self.terms.mk_term(self._of.Kind.AND, [*pair]), truths, self.terms.mk_true())
+
+    def any_of(self, truths: Sequence[Term]) -> Term:
+        """The truth of one at least."""
+        return self.negated(self.all_of([self.negated(truth) for truth in truths]))
 
     def total(self, products: Sequence[Sequence[tuple[Term, int]]], width: int) -> Term:
         """A word of `width` bits: the sum over `products`, lists of ``(term or number, number to add)``, of their

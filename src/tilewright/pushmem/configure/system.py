@@ -36,7 +36,7 @@ class State:
 @dataclass
 class System:
     """See the module. inputs, configuration, outputs, inner: nodes by name; states by name. constraints: names of
-    outputs that are 1 in every cycle."""
+    outputs that are 1 in every cycle; bad: of those that must not be 1."""
 
     name: str
     nodes: list[Node] = field(default_factory=list)
@@ -46,6 +46,7 @@ class System:
     outputs: dict[str, int] = field(default_factory=dict)
     inner: dict[str, int] = field(default_factory=dict)
     constraints: list[str] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
 
     def told(self) -> list[str]:
         """Names of what an example may tell: all but the configuration."""

@@ -8,7 +8,7 @@ follow from it need never be built.
 from collections.abc import Mapping
 
 from tilewright.pushmem.configure.example import Example
-from tilewright.pushmem.configure.solve import Solver
+from tilewright.pushmem.configure.solve import Solver, Term
 from tilewright.pushmem.configure.system import System
 from tilewright.pushmem.configure.words import ARRAYS, OPERATORS
 
@@ -16,13 +16,21 @@ from tilewright.pushmem.configure.words import ARRAYS, OPERATORS
 class Unrolled:
     """`system` over the cycles of `example`, with the words `fixed` of its configuration.
 
-    words: terms or numbers of the configuration by name. asked: ``[(signal, cycle, truth)]``, truth a term; what an
-    example asks for and is a number already is left out, or listed in `refuted`, ``[(signal, cycle, found)]``. Raises
-    `solve.TimeOver`.
+    start: words or arrays that states begin with, by their nodes, in place of their first values. words: terms or
+    numbers of the configuration by name. asked: ``[(signal, cycle, truth)]``, truth a term; what an example asks for
+    and is a number already is left out, or listed in `refuted`, ``[(signal, cycle, found)]``. Raises `solve.TimeOver`.
     """
 
-    def __init__(self, system: System, example: Example, solver: Solver, fixed: Mapping[str, int] | None = None):
+    def __init__(
+        self,
+        system: System,
+        example: Example,
+        solver: Solver,
+        fixed: Mapping[str, Term] | None = None,
+        start: Mapping[int, Term] | None = None,
+    ):
         self.system, self.example, self.solver, self.fixed = system, example, solver, dict(fixed or {})
+        self.start = start or {}
         self.words: dict = {}
         self.asked: list = []
         self.refuted: list = []
@@ -58,7 +66,8 @@ class Unrolled:
         for number in self.system.starting(self.needed):
             if number in states:
                 init = states[number].init
-                values[number] = self._zero(nodes[number]) if init is None else values[init]
+                begin = self._zero(nodes[number]) if init is None else values[init]
+                values[number] = self.start.get(number, begin)
             elif number not in values:
                 values[number] = self._apply(nodes[number], [values[arg] for arg in nodes[number].args])
         for cycle in range(self.example.cycles):
