@@ -120,8 +120,10 @@ def _design(system, solved_for, example, verify, output, least, fix, limit_s):
 def _for_all(system, solved_for, free, verify, output, least, fix, asked):
     from tilewright.pushmem.configure import design
 
-    if solved_for is None or (asked["trace"] is None) == (asked["cycles"] == 0):
-        raise ConfigError("--for-all: expected --solve REGEX and one of --cycles and --example")
+    told = {"--solve": solved_for, "--cycles": asked["cycles"], "--example": asked["trace"]}
+    if solved_for is None or bool(asked["cycles"]) == (asked["trace"] is not None):
+        found = ", ".join(name for name, value in told.items() if value) or "none"
+        raise ConfigError(f"--for-all: expected --solve and one of --cycles and --example, found {found}")
     if verify is not None:
         answer = design.verify_for_all(system, solved_for, free, verify, **asked)
     else:

@@ -172,7 +172,7 @@ def test_the_command_asks_and_verifies(tmp_path, capsys):
     assert ended.value.code == 3 and "unknown: the time is over" in capsys.readouterr().out
     for other, message in (
         ({"for_all": None}, "--cycles, --always: apply to statements for all inputs; add --for-all"),
-        ({"cycles": None}, "--for-all: expected --solve REGEX and one of --cycles and --example"),
+        ({"cycles": None}, "--for-all: expected --solve and one of --cycles and --example, found --solve"),
         ({"for_all": "stop"}, "expected inputs that match 'stop', found none; inputs: go"),
         ({"for_all": "("}, r"expected a regular expression, found '\('"),
     ):
