@@ -232,21 +232,13 @@ class Slices:
             place = None if index is None else index[1]
         else:
             # Their groups whole, and their text.
-            order = arranged(*given).tokens
-            places = np.arange(n)[own] if order is None else order.argsort()[own]
-            video = places[(places >= first) & (places < n - last)]
-            rows = self.settings.rows
-            lo = first + (int(video.min()) - first) // rows * rows
-            hi = min(n - last, first + -(-(int(video.max()) + 1 - first) // rows) * rows)
+            lo, hi, of_text, place = _of_own(q.device, self.settings.rows, *own.indices(n)[:2], *given)
             text = [each for each in ((0, first), (n - last, n)) if each[0] < each[1]]
             out, sums = self._by_lists(q[:, :, lo:hi], k, v, lengths, scale, lse, always=text)
-            of_text = np.setdiff1d(places, video)
-            if len(of_text):
-                more = slices.dense(q[:, :, of_text], k, v, scale=scale, lengths=lengths)
+            if of_text is not None:
+                more = slices.dense(q.index_select(2, of_text), k, v, scale=scale, lengths=lengths)
                 out = torch.cat([out, more[0]], 2)
                 sums = torch.cat([sums, more[1]], 2) if lse else None
-            at = np.searchsorted(of_text, places) + hi - lo
-            place = torch.from_numpy(np.where(np.isin(places, video), places - lo, at)).to(q.device)
         if place is not None:
             out, sums = _taken(out, place), None if sums is None else sums.index_select(2, place)
         return out, sums
@@ -491,6 +483,22 @@ def _indices(device, *given):
     if tokens is None:
         return None
     return tuple(torch.from_numpy(x).to(device) for x in (tokens, tokens.argsort()))
+
+
+@lru_cache(64)
+def _of_own(device, rows, begin, end, n, *given):
+    """For the queries from `begin` to before `end` of n: ``(lo, hi)`` of their groups in order, which of them are text,
+    and their places in the result for both; None for no text."""
+    (first, last), order = arranged(n, *given)
+    places = np.arange(n)[begin:end] if order is None else order.argsort()[begin:end]
+    of_video = (places >= first) & (places < n - last)
+    video = places[of_video]
+    lo = first + (int(video.min()) - first) // rows * rows
+    hi = min(n - last, first + -(-(int(video.max()) + 1 - first) // rows) * rows)
+    of_text = np.sort(places[~of_video])
+    at = np.where(of_video, places - lo, np.searchsorted(of_text, places) + hi - lo)
+    text, place = (torch.from_numpy(x).to(device) for x in (of_text, at))
+    return lo, hi, text if len(of_text) else None, place
 
 
 def _of_keys(mask, q, pairs):
