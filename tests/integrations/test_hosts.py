@@ -20,7 +20,7 @@ LATEST = "0.42.1"
 FILES = "tests/integrations/test_diffusers.py", "tests/integrations/test_neighborhood_processor.py"
 # Other tests that need it.
 MORE = (
-    *("tests/networks/test_wan.py", "tests/commands/test_tune_slices.py"),
+    *("tests/networks/test_wan.py", "tests/commands/test_tune_slices.py", "tests/benchmarks/test_diffusers_wan.py"),
     "tests/test_pages.py::test_a_tutorial_prints_what_it_shows[docs/tutorials/video.md]",
 )
 
