@@ -105,6 +105,7 @@ TOKENS, PACKED = torch.randn(3, 5, 4), torch.randn(15, 4)
 ROWS = torch.randn(15, 2, 8)
 PACKING = pack.pack(KEEP)
 X = [*TENSOR, torch.tensor(1.0), torch.randn(3)]
+PROJECTED = torch.randn(1, N, 3 * HEADS * DIM)
 
 S = torch.randn(1, 1, 128, 64)
 LISTS = slices.predict(S, S, budget=1.0, keep=0.5)
@@ -136,6 +137,14 @@ TABLE = {
             "v": QS,
             "ordered": ["x", 2, None, [], {}, ARRAY],
             "bias": [*given(*TENSOR), WHOLE[0], WHOLE.long()],
+        },
+    ),
+    "Plan.of_projection": (
+        make_plan().of_projection,
+        {"x": PROJECTED},
+        {
+            "x": [*TENSOR, PROJECTED[0], PROJECTED[..., :-1], PROJECTED.double(), NESTED],
+            "ordered": ["x", 2, None, [], {}, ARRAY],
         },
     ),
     "Plan.with_bias": (make_plan().with_bias, {}, {"bias": [*BIASES, *INDICES]}),
@@ -437,7 +446,7 @@ TAKING_PATHS = {
         {"networks": NETWORK, "frame": (32, 32)},
         {
             "networks": [None, 3, "a", [], [3], NOTHING],
-            "table": [None, 3, "a", [], ROUTES.rows],
+            "table": [3, "a", [], ROUTES.rows],
             "frame": [None, 3, "a", (3,), (0, 3), (3.5, 3), ARRAY],
             "batch": [*COUNT, 2],
             "margin": [-1, "a", None, math.nan],

@@ -449,7 +449,8 @@ class Plan:
             joint = self._called[ordered].joint
             if joint[0](x) and (out := joint[1](x)) is not None:
                 return out
-        if not isinstance(x, torch.Tensor) or x.ndim != 3 or x.shape[2] != 3 * self.heads * self.head_dim:
+        nested = not isinstance(x, torch.Tensor) or x.is_nested
+        if nested or x.ndim != 3 or x.shape[2] != 3 * self.heads * self.head_dim:
             width = 3 * self.heads * self.head_dim
             raise PatternError(f"x: expected a tensor [B, N, {width}], found {arguments.shown(x)}")
         x = x.contiguous()
