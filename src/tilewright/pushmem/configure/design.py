@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from tilewright.core import artifacts
@@ -58,8 +59,11 @@ def run_for_all(
     """Configure the file `design` for all words of the inputs that the expression `free` matches, see `forall`.
 
     trace: an example file, or None for a number of `cycles`. Writes `output`, and beside it each question that has no
-    answer, which another solver confirms. Other parameters are those of `run`. Raises `TilewrightError`.
+    answer, which another solver confirms in the time that is left. Other parameters are those of `run`.
+
+    Raises `TilewrightError`.
     """
+    end = None if limit_s is None else perf_counter() + limit_s
     system = read(design, solved_for)
     known = example.Example(cycles) if trace is None else example.read(trace, system, asks=False)
     answer = forall.solve(
@@ -78,7 +82,7 @@ def run_for_all(
     for name, text in answer.questions.items():
         path = Path(output).with_suffix(f".{name}.smt2")
         path.write_text(text, encoding="utf-8")
-        solver, said = smtlib.confirmed(path, limit_s)
+        solver, said = smtlib.confirmed(path, None if end is None else max(0.0, end - perf_counter()))
         body["proofs"][path.name] = {solver: said}
         answer.confirmed[name] = f"{said} by {solver}"
     artifacts.write_json(output, KIND, VERSION, body)

@@ -172,7 +172,9 @@ def confirmed(path: str | Path, limit_s: float | None = None) -> tuple[str, str]
 
     Raises `SolverError` where it is another one.
     """
-    for solver in ["z3", "bitwuzla"] if importlib.util.find_spec("z3") else ["bitwuzla"]:
+    solvers = ["z3", "bitwuzla"] if importlib.util.find_spec("z3") else ["bitwuzla"]
+    limit_s = None if limit_s is None else limit_s / len(solvers)
+    for solver in solvers:
         command = [sys.executable, "-c", _ASKED[solver], str(path)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
