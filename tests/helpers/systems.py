@@ -17,6 +17,22 @@ from tilewright.pushmem.configure.system import Node, State, System
 from tilewright.pushmem.configure.unroll import Unrolled
 
 CYCLES = 18
+# Counts `by_step` a cycle from `by_start` while `go`.
+COUNTER = """
+1 sort bitvec 1
+2 sort bitvec 8
+3 input 1 go
+4 input 2 by_start
+5 input 2 by_step
+6 state 2 moved
+7 zero 2
+8 init 2 6 7
+9 add 2 6 5
+10 ite 2 3 9 6
+11 next 2 6 10
+12 add 2 6 4
+13 output 12 value
+"""
 
 
 def checked(system: System, example: Example, found: explain.Cause, fixed: Mapping[str, int] | None = None) -> bool:

@@ -5,28 +5,13 @@ import json
 import pytest
 
 from helpers import extras
+from helpers.systems import COUNTER
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.pushmem.configure import design, example, query
 from tilewright_study.stages import configure
 
 extras.need("bitwuzla")
-# Counts `by_step` a cycle from `by_start` while `go`.
-COUNTER = """
-1 sort bitvec 1
-2 sort bitvec 8
-3 input 1 go
-4 input 2 by_start
-5 input 2 by_step
-6 state 2 moved
-7 zero 2
-8 init 2 6 7
-9 add 2 6 5
-10 ite 2 3 9 6
-11 next 2 6 10
-12 add 2 6 4
-13 output 12 value
-"""
 SOLVED = "go, value\n1, 7\n0, x\n1, 0x0a\n,\n"
 REFUTED = "go,value\n1,7\n0,9\n1,10\n"
 

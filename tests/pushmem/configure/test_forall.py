@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import extras, statements
+from helpers import extras, statements, systems
 from helpers.systems import Builder
 from tilewright.core.errors import ConfigError, SolverError
 from tilewright.pushmem.configure import design, forall, smtlib
@@ -74,27 +74,16 @@ def test_verdicts_and_least_values_are_those_of_all_configurations_and_runs(data
 
 
 # `value` grows by `by_step` while `go`, from 0; `other` by 3, from any word, while `go`.
-COUNTER = """
-1 sort bitvec 1
-2 sort bitvec 8
-3 input 1 go
-4 input 2 by_start
-5 input 2 by_step
-6 state 2 moved
-7 zero 2
-8 init 2 6 7
-9 add 2 6 5
-10 ite 2 3 9 6
-11 next 2 6 10
-12 add 2 6 4
-13 output 12 value
-14 state 2 other
+COUNTER = (
+    systems.COUNTER
+    + """14 state 2 other
 15 constd 2 3
 16 add 2 14 15
 17 ite 2 3 16 14
 18 next 2 14 17
 19 constd 2 7
 """
+)
 FROM_0 = COUNTER + "20 init 2 14 7\n21 add 2 14 19\n22 neq 1 21 12\n23 bad 22 wrong\n"
 
 
