@@ -71,9 +71,8 @@ def compile(outputs: dsl.Outputs, memory: str = "pub", *, threshold: int = REGIS
     -----
     If an SRAM port has conflicts, the rows of stencils, and then the waits of other buffers, get a cycle longer until
     there are none. Streams that no tile serves together then get a tile each. A buffer that is too large for a tile is
-    kept by a chain of tiles. Of a program that reduces in
-    time, the mapping with the fewest tiles, then cycles, is taken; of the orders of ``auto``, the one with the fewest
-    cycles, then tiles.
+    kept by a chain of tiles. Of a program that reduces in time, the mapping with the fewest tiles, then cycles, is
+    taken; of the orders of ``auto``, the one with the fewest cycles, then tiles.
     """
     begin = time.perf_counter()
     lowered = lower(outputs)
@@ -168,15 +167,20 @@ def _compiled(program: Program, memory: str, threshold: int) -> Mapped:
             tried += 1
             try:
                 mapped = _stored(program, plan, memory, threshold, way)
-            except CapacityError as found:
-                # Waiting longer makes it no smaller.
-                error = found
-                too_large.add((way.paced, way.overlap))
-                break
             except MappingError as found:
-                error = found
+                # What came before a tile for each stream says more.
+                error = error if way.split and error is not None else found
+                if isinstance(found, CapacityError):
+                    # Waiting longer makes it no smaller.
+                    too_large.add((way.paced, way.overlap))
+                    break
                 continue
-            _fits(mapped)
+            try:
+                _fits(mapped)
+            except MappingError:
+                if way.split and error is not None:
+                    break
+                raise
             if not rates.is_coarse(program):
                 return mapped
             # Whether weights share tiles depends on when they are read: a few more schedules show it.
