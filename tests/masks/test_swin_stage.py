@@ -28,7 +28,7 @@ def test_a_stage_sees_what_its_network_sees(size, stage, shifted):
     name = f"swin-tiny-{size[0]}x{size[1]}-s{stage}" + "-shifted" * shifted
     graph = masks.build(name)
     grid = swin.pattern.grids(size)[stage - 1]
-    windows = swin.Windows.pair(grid, 3 << (stage - 1), 32, "dense")[shifted]
+    windows = swin.Windows.pair(grid, 3 << (stage - 1), 32, "dense", 7)[shifted]
     assert graph.meta["grid"] == list(windows.grid) and graph.id == windows.site.graph.id
     assert graph.meta["heads"] == 3 << (stage - 1)
     tokens = np.arange(graph.n_rows)
@@ -43,7 +43,7 @@ def test_a_stage_sees_what_its_network_sees(size, stage, shifted):
 @pytest.mark.parametrize("shifted", [False, True])
 def test_masked_attention_by_a_workload_is_that_of_the_published_windows(shifted):
     graph = masks.build("swin-tiny-40x100-s1" + "-shifted" * shifted)
-    windows = swin.Windows.pair((10, 25), 3, 32, "native")[shifted]
+    windows = swin.Windows.pair((10, 25), 3, 32, "native", 7)[shifted]
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 3, graph.n_rows, 32, generator=generator).unbind()
     table = torch.randn(3, 169, generator=generator)
@@ -76,7 +76,7 @@ def test_other_names_are_refused(name, message):
 
 
 def test_another_variant_is_refused():
-    with pytest.raises(ConfigError, match="variant: expected one of tiny, small, base, found 'huge'"):
+    with pytest.raises(ConfigError, match="variant: expected one of tiny, small, base, large, found 'huge'"):
         swin_stage.Params("huge", 512, 1)
 
 
