@@ -27,7 +27,7 @@ from tilewright.attention.cuda import tile_lists
 from tilewright.attention.cuda.tile_lists import Item
 from tilewright.masks import deit, dynamicvit
 from tilewright.masks import wan as video_pattern
-from tilewright.networks import attention_sites, token_layouts, wan
+from tilewright.networks import attention_sites, token_layouts, vit_parts, wan
 from tilewright.networks.attentions import tilewright as scheduled
 from tilewright.networks.batching import ragged as packed_batching
 from tilewright.packed import pack
@@ -579,7 +579,12 @@ def instead(change):
         return change(q, k, v, allowed, added, out).to(out.dtype)
 
     def among_kept(attend, q, k, v):
-        return change(q, k, v, torch.ones(k.shape[2], k.shape[2]) > 0, None, attend(q, k, v)).to(q.dtype)
+        if isinstance(attend, vit_parts.InRows):
+            rows = attend.attend(*(x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)))
+            out = rows.unflatten(0, (len(q), -1)).transpose(1, 2)
+        else:
+            out = attend(q, k, v)
+        return change(q, k, v, torch.ones(k.shape[2], k.shape[2]) > 0, None, out).to(q.dtype)
 
     def fault(network):
         for module in network.modules():
