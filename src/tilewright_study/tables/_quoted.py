@@ -307,9 +307,10 @@ def _neighborhood(root, device):
         ours = found.loc[table_neighborhood.OURS]
         shape = [str(ours[name]).replace("x", "×") for name in ("grid", "window")]
         times = [_ratio(found["over_ours"].get(name, 0)) or "–" for name in names]
-        speed = f"{ours['useful_gflops'] / 1e3:,.0f}"
+        speed = f"{ours['useful_gflops'] / (1 if device == 'cpu' else 1e3):,.0f}"
         lines.append([*shape, _heads(case), _us(ours["p50_us"]), speed, *times])
-    header = ["grid", "window", "heads × head dim", "Tilewright, µs", "useful TFLOP/s", *_NEIGHBORS.values()]
+    useful = f"useful {'G' if device == 'cpu' else 'T'}FLOP/s"
+    header = ["grid", "window", "heads × head dim", "Tilewright, µs", useful, *_NEIGHBORS.values()]
     return _lines([*header, "dense SDPA"], lines, left=3)
 
 
@@ -612,7 +613,11 @@ _TABLES = {
 }
 NAMES = {f"{device}-{name}": (make, device) for device in FOLDERS for name, make in _TABLES.items()}
 NAMES |= {"h200-network-plans": (_network_plans, "h200"), "h200-published-ragged": (_published_ragged, "h200")}
-NAMES |= {"h200-gains": (_gains, "h200"), "h200-neighborhood": (_neighborhood, "h200")}
+NAMES |= {
+    "h200-gains": (_gains, "h200"),
+    "h200-neighborhood": (_neighborhood, "h200"),
+    "cpu-neighborhood": (_neighborhood, "cpu"),
+}
 NAMES |= {"h200-published-kernel": (_published_kernel, "h200"), "h200-budgets": (_budgets, "h200")}
 NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "headline": (_headline, None)}
 NAMES |= {f"artifact-{what}": (_artifact, what) for what in ("experiments", "claims")}
