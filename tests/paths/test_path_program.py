@@ -254,14 +254,11 @@ def test_recorded_paths_that_nothing_was_fitted_to_are_predicted():
 
 
 def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted(recorded):
-    """What was proposed for a B2 in the last round, of what sees much: 16 blocks leave much to choose from.
-
-    Models are fitted to the sets that are recorded, which are not all that were measured.
-    """
+    """What was proposed for a B2 in the last round, of what sees much: 16 blocks leave much to choose from."""
     rows, models = recorded
     held = [(plan_paths._path(r["path"]), float(r["fit"])) for r in rows if r["part"] == "proposed"]
     errors = [abs(models[block_sets.base_of(path)][1].predict(path) - seen) for path, seen in held if seen > 0.5]
-    assert len(errors) == 20 and np.median(errors) < 0.0125
+    assert len(errors) == 20 and np.median(errors) < 0.0075
 
 
 def test_rows_of_several_networks_are_planned_for_none():

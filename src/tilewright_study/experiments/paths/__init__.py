@@ -273,16 +273,8 @@ def texts(options, stated):
 
 
 def recorded(rows):
-    """All but random sets and earlier proposals: of these, those that are promised, those beside which predicted times
-    are judged, and the timed ones of a base all of whose sets were measured."""
-    whole = {(row["case"], row["rung"], row["base"]) for row in rows if row["part"] == "every"}
-    return [
-        row
-        for row in rows
-        if row["part"] not in ("drawn", "seen", "earlier")
-        or row["promise_us"]
-        or (row["p50_us"] and (row["part"] == "seen" or (row["case"], row["rung"], row["base"]) in whole))
-    ]
+    """All but sets that were seen beside others and neither timed nor promised."""
+    return [row for row in rows if row["part"] != "seen" or row["promise_us"] or row["p50_us"]]
 
 
 def remark(row):
