@@ -46,6 +46,14 @@ def named(state: Mapping[str, Tensor]) -> str | None:
     return next((head for mark, head in _MARKS.items() if f"decode_head.{mark}.weight" in state), None)
 
 
+def checked(state: Mapping[str, Tensor], wanted: str) -> str | None:
+    """`named`, where it is the head of the network or none. Raises `ValueError` for another one."""
+    found = named(state)
+    if found not in (None, wanted):
+        raise ValueError(f"expected the head {wanted}, found the head {found}; head={found!r} takes it")
+    return found
+
+
 def stated(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Options of a head that the tensors of a checkpoint state. Raises `KeyError` for half a head."""
     if (head := named(state)) is None:

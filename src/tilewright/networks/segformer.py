@@ -104,10 +104,8 @@ def timm_name(options: Options) -> str:
 def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict[str, torch.Tensor]:
     """The state of the official code, whole or of a backbone alone, of `transformers` or of mmsegmentation 1.x."""
     state = _official(state)
-    own, wanted = network.state_dict(), network.options.head  # type: ignore[union-attr]  # options of this family
-    found = heads.named(state)
-    if found not in (None, wanted):
-        raise ValueError(f"expected the head {wanted}, found the head {found}; head={found!r} takes it")
+    own = network.state_dict()
+    found = heads.checked(state, network.options.head)  # type: ignore[union-attr, arg-type]  # options of this family
     if any(key in own for key in state) and found is None:
         _LOG.warning("the checkpoint holds a backbone alone: the decoder stays as it is")
         state |= {key: tensor for key, tensor in own.items() if key.startswith("decode_head.")}

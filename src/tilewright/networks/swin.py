@@ -79,9 +79,7 @@ def name(options: Options) -> str:
 def adapt(state: dict[str, torch.Tensor], network: nn.Module) -> dict:
     """The state of the official code, of `transformers` or of mmsegmentation 1.x, under the official names."""
     state = _official(state)
-    found, wanted = heads.named(state), network.options.head  # type: ignore[union-attr]  # options of this family
-    if found not in (None, wanted):
-        raise ValueError(f"expected the head {wanted}, found the head {found}; head={found!r} takes it")
+    heads.checked(state, network.options.head)  # type: ignore[union-attr, arg-type]  # options of this family
     return state
 
 
