@@ -89,6 +89,14 @@ def compile_option(add):
     )
 
 
+def set_option(add, help, dest="stated"):
+    """The option ``--set`` of settings by name, see `settings`.
+
+    add: a parser's ``add_argument``. dest: the argument that takes them.
+    """
+    add("--set", nargs="+", default=[], dest=dest, metavar="KEY=VALUE", help=help)
+
+
 def settings(texts, flags=()):
     """What ``--set`` states, ``KEY=VALUE`` with values in JSON or YAML, as a dict.
 

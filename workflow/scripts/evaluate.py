@@ -5,7 +5,7 @@ python workflow/scripts/evaluate.py --model deit-small-224 --data imagenet --che
 
 from tilewright import devices
 from tilewright.core import flags
-from tilewright_study.cli import parser_for, script
+from tilewright_study.cli import parser_for, script, set_option
 from tilewright_study.evaluation import DTYPES, run
 from tilewright_study.map_evaluation import ORIGINAL
 from tilewright_study.scenes.sources import LABELLED
@@ -57,13 +57,7 @@ add(
 add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
 add("--dtype", default="float32", help=f"{', '.join(DTYPES)} (default: float32)")
 add("--output", type=flags.output, metavar="CSV", help="file for a row for each attention")
-add(
-    "--set",
-    nargs="+",
-    default=[],
-    metavar="KEY=VALUE",
-    help="further options of the network, values in YAML, e.g. keep_ratio=0.5 num_classes=21841",
-)
+set_option(add, "further options of the network, values in YAML, e.g. keep_ratio=0.5 num_classes=21841", dest="set")
 
 if __name__ == "__main__":
     script(parser, run)

@@ -4,7 +4,7 @@ python workflow/scripts/gen_adj.py --model vil-tiny-224-s1 --output A.npz
 """
 
 from tilewright.core import flags
-from tilewright_study.cli import parser_for, script
+from tilewright_study.cli import parser_for, script, set_option
 from tilewright_study.stages.graph import run
 
 SETTINGS = "further parameters of the workload, values in YAML, e.g. window=9 or image=photo.jpg"
@@ -16,7 +16,7 @@ what.add_argument(
     "--list", dest="known", action="store_true", help="list the names of workloads and photographs instead"
 )
 parser.add_argument("--output", type=flags.output, metavar="NPZ", help="graph file to write")
-parser.add_argument("--set", dest="stated", nargs="+", default=[], metavar="KEY=VALUE", help=SETTINGS)
+set_option(parser.add_argument, SETTINGS)
 
 if __name__ == "__main__":
     script(parser, run)

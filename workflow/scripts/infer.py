@@ -9,7 +9,7 @@ python workflow/scripts/infer.py --checkpoint segformer.b0.512x512.ade.160k.pth 
 from tilewright import devices
 from tilewright.core import flags, images
 from tilewright_study import labelling
-from tilewright_study.cli import parser_for, script
+from tilewright_study.cli import parser_for, script, set_option
 from tilewright_study.inference import run
 
 parser = parser_for(__doc__)
@@ -47,13 +47,7 @@ add(
 )
 add("--labels", metavar="FILE", help="names of the classes, one a line (default: their numbers)")
 add("--token", metavar="Y,X", help="row and column of the token in the first stage's grid (default: the centre)")
-add(
-    "--set",
-    nargs="+",
-    default=[],
-    metavar="KEY=VALUE",
-    help="further options of the network, values in YAML, e.g. keep_ratio=0.5 num_classes=21841",
-)
+set_option(add, "further options of the network, values in YAML, e.g. keep_ratio=0.5 num_classes=21841", dest="set")
 
 if __name__ == "__main__":
     script(parser, run)

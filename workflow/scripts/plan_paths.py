@@ -5,7 +5,7 @@ python workflow/scripts/plan_paths.py --profile segformer-b0-512.csv --output pl
 
 from tilewright import devices
 from tilewright.core import flags
-from tilewright_study.cli import parser_for, script
+from tilewright_study.cli import parser_for, script, set_option
 from tilewright_study.scenes.sources import LABELLED
 from tilewright_study.stages.plan_paths import run
 
@@ -18,14 +18,7 @@ add("--checkpoint", metavar="FILE", help="its weights")
 add("--images", type=flags.count, default=64, metavar="N", help="images of each split, at most (default: 64)")
 add("--device", default="cpu", help=f"{' or '.join(devices.NAMES)} (default: cpu)")
 add("--dtype", default="float32", help="float32, float16 or bfloat16 (default: float32)")
-add(
-    "--set",
-    nargs="+",
-    default=[],
-    dest="stated",
-    metavar="KEY=VALUE",
-    help="other settings of the experiment than those of config.yaml, e.g. compiled=true samples=1000",
-)
+set_option(add, "other settings of the experiment than those of config.yaml, e.g. compiled=true samples=1000")
 add(
     "--output",
     type=flags.output,

@@ -7,7 +7,7 @@ from functools import partial
 
 from tilewright.attention import reorder
 from tilewright.core import flags
-from tilewright_study.cli import parser_for, script
+from tilewright_study.cli import parser_for, script, set_option
 from tilewright_study.stages.reorder import run
 
 SETTINGS = "settings of the order, values in YAML, e.g. tau=0.3 variant=paper; those left out are tuned on the graph"
@@ -21,7 +21,7 @@ def command(description, method=None):
         add("--method", required=True, help=f"order: {', '.join(reorder.NAMES)}")
     add("--input", dest="graph", required=True, metavar="NPZ", help="graph to order")
     add("--output", type=flags.output, required=True, metavar="NPZ", help="reordered graph to write")
-    add("--set", dest="stated", nargs="+", default=[], metavar="KEY=VALUE", help=SETTINGS)
+    set_option(add, SETTINGS)
     script(parser, run if method is None else partial(run, method))
 
 

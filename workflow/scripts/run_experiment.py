@@ -5,7 +5,7 @@ python workflow/scripts/run_experiment.py --experiment networks --case vil-tiny-
 
 from tilewright.core import flags
 from tilewright_study import experiments
-from tilewright_study.cli import compile_option, parser_for, script, timing_options
+from tilewright_study.cli import compile_option, parser_for, script, set_option, timing_options
 from tilewright_study.stages.experiment import run
 
 parser = parser_for(__doc__)
@@ -16,14 +16,7 @@ add(
     required=True,
     help="case of the experiment: a network, a shape of heads or a resolution, as in the names of its files",
 )
-add(
-    "--set",
-    nargs="+",
-    default=[],
-    dest="stated",
-    metavar="KEY=VALUE",
-    help="settings of the case in JSON or YAML, e.g. attention='{\"native\": [1, 8]}' max_seconds=1",
-)
+set_option(add, "settings of the case in JSON or YAML, e.g. attention='{\"native\": [1, 8]}' max_seconds=1")
 add("--output", type=flags.output, required=True, metavar="CSV", help="the rows to write")
 add("--dtype", default="float32", help="float32, float16 or bfloat16 (default: float32)")
 compile_option(add)

@@ -5,7 +5,7 @@ python workflow/scripts/train_video.py --network wan-tiny-480p-81f --output weig
 
 from tilewright import devices
 from tilewright.core import flags
-from tilewright_study.cli import parser_for, script
+from tilewright_study.cli import parser_for, script, set_option
 from tilewright_study.stages.train_video import run
 
 parser = parser_for(__doc__)
@@ -34,13 +34,7 @@ add(
     help="stop after this time in seconds; the same command continues (default: never)",
 )
 add("--compiled", action="store_true", help="compile the layers by torch.compile")
-add(
-    "--set",
-    nargs="+",
-    default=[],
-    metavar="KEY=VALUE",
-    help="options of the network, e.g. layers=2",
-)
+set_option(add, "options of the network, e.g. layers=2", dest="set")
 
 if __name__ == "__main__":
     script(parser, run)
