@@ -111,6 +111,8 @@ always @* assume(c_opmode[1:0] != 2 && (c_opmode[6:4] != 2 || OUT) && c_opmode[6
 
 
 SERIES7, SERIES7_OUT = _series7(0), _series7(1)
+# Each has an enable and a reset.
+REGISTERS = ("A", "B", "C", "PIPE", "CTRL", "CIN", "OUT")
 NEXUS = Block(
     "nexus/cells_sim.v", ("MULTADDSUB18X18", "OXIDE_DSP_SIM", "OXIDE_DSP_REG"), {},
     "input c_signed, c_load, c_sub, c_in, input [17:0] a, b, input [53:0] c",
@@ -118,8 +120,8 @@ NEXUS = Block(
 MULTADDSUB18X18 #(.REGINPUTA("BYPASS"), .REGINPUTB("BYPASS"), .REGINPUTC("BYPASS"), .REGADDSUB("BYPASS"),
 .REGLOADC("BYPASS"), .REGLOADC2("BYPASS"), .REGCIN("BYPASS"), .REGPIPELINE("BYPASS")) block(.CLK(clk), .A(a), .B(b),
 .C(c), .SIGNED(c_signed), .LOADC(c_load), .ADDSUB(c_sub), .CIN(c_in), .Z(z),
-{_one("CEA CEB CEC CEPIPE CECTRL CECIN CEOUT")},
-{_zero("RSTA RSTB RSTC RSTPIPE RSTCTRL RSTCIN RSTOUT")});
+{_one(" ".join(f"CE{port}" for port in REGISTERS))},
+{_zero(" ".join(f"RST{port}" for port in REGISTERS))});
 wire [35:0] m = a * b; wire signed [35:0] s = $signed(a) * $signed(b);
 reg signed [53:0] c1; reg [35:0] m1; reg signed [35:0] s1; reg old = 0;
 wire signed [53:0] less = c1 - s1, more = c1 + s1;
