@@ -1,6 +1,7 @@
 """Python files that are no part of a package."""
 
 import contextlib
+import csv
 import importlib.util
 import io
 import runpy
@@ -16,6 +17,18 @@ def loaded(path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def entered(path, *arguments):
+    """What the command of a file does with such arguments, in this process: its errors are raised."""
+    module = loaded(path)
+    module.run(**vars(module.parser.parse_args([*map(str, arguments)])))
+
+
+def rows(path):
+    """The rows of a CSV."""
+    with open(path, newline="") as stream:
+        return list(csv.DictReader(stream))
 
 
 def run_script(path, *arguments, folder="."):

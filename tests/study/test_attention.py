@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers import plans
-from helpers.files import loaded, run_script
+from helpers.files import entered, run_script
 from helpers.gpu import TRITON_DEVICE
 from helpers.rows import run_baselines, run_schedule, whole
 from tilewright import devices, graph, masks, reference
@@ -314,10 +314,9 @@ def test_orders_are_timed():
 
 def command(name, root, *arguments):
     """Run the script `name` in this process, in the folder `root`."""
-    module = loaded(SCRIPTS / f"{name}.py")
     quick = ["--max-seconds", "0.01", "--min-repetitions", "3"]
     with contextlib.chdir(root):
-        module.run(**vars(module.parser.parse_args([*quick, *arguments])))
+        entered(SCRIPTS / f"{name}.py", *quick, *arguments)
 
 
 def bench(root, *arguments):
@@ -364,9 +363,8 @@ def test_torchs_own_attention_is_profiled_scheduled_and_named(study):
     solved = ["both.highs.json", "both.greedy.json", "one.highs.json"]
     solvers, tiles = ["highs", "greedy", "highs"], ["16x1+8x8", "16x1+8x8", "16x1"]
     asked = ["--blocks", *files, "--profile", *outputs, "--solver", *solvers, "--tiles", *tiles, "--output", *solved]
-    module = loaded(SCRIPTS / "solve_ilp.py")
     with contextlib.chdir(study):
-        module.run(**vars(module.parser.parse_args(asked)))
+        entered(SCRIPTS / "solve_ilp.py", *asked)
     found = [schedule.load(study / path) for path in solved]
     assert [each.runs for each in found] == ["torch:masked", "tiles", "tiles"]
     assert found[0].predicted_us == 1e-3 < found[0].own_us

@@ -1,13 +1,13 @@
 """Networks on folders of images: shares that are right, all attentions, and bad input in one line."""
 
-import csv
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from helpers.files import loaded, run_script
+from helpers.files import entered, rows, run_script
 from tilewright import networks
 from tilewright.core.errors import TilewrightError
 from tilewright_study import scenes
@@ -44,15 +44,7 @@ def checkpoint(tmp_path):
     return tmp_path / "weights.pth"
 
 
-def evaluate(*arguments):
-    """Run the script in this process, as the shell would."""
-    module = loaded(SCRIPT)
-    module.run(**vars(module.parser.parse_args([str(each) for each in arguments])))
-
-
-def rows(path):
-    with open(path, newline="") as stream:
-        return list(csv.DictReader(stream))
+evaluate = partial(entered, SCRIPT)
 
 
 def test_every_attention_names_what_the_weights_say(data, checkpoint, tmp_path, capsys):

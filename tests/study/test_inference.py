@@ -1,6 +1,5 @@
 """Networks on a photograph: what is said, what the pictures show, and bad input in one line."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.files import run_script
+from helpers.files import entered, run_script
 from tilewright import networks
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError
@@ -33,10 +32,7 @@ def quick(tmp_path, monkeypatch):
 
 def infer(*arguments, attention=("--attention", "native")):
     """Run the script in this process, as the shell would."""
-    spec = importlib.util.spec_from_file_location("infer", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.run(**vars(module.parser.parse_args([*attention, *map(str, arguments)])))
+    entered(SCRIPT, *attention, *arguments)
 
 
 @pytest.fixture

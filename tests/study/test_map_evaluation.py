@@ -1,6 +1,6 @@
 """Networks of maps on folders of images and label maps: mean IoU as it is defined, whole and in windows, any size."""
 
-import csv
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from helpers.files import loaded
+from helpers.files import entered, rows
 from tilewright import networks
 from tilewright.core.errors import TilewrightError
 from tilewright_study import map_evaluation
@@ -46,14 +46,7 @@ def network():
     return made
 
 
-def evaluate(*arguments):
-    module = loaded(SCRIPT)
-    module.run(**vars(module.parser.parse_args([str(each) for each in arguments])))
-
-
-def rows(path):
-    with open(path, newline="") as stream:
-        return list(csv.DictReader(stream))
+evaluate = partial(entered, SCRIPT)
 
 
 def defined(source, found):

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers.files import loaded
+from helpers.files import entered
 from helpers.rows import whole
 from tilewright import networks
 from tilewright.core import images, timing
@@ -383,9 +383,7 @@ def test_the_share_of_attention_is_that_of_the_timed_calls(monkeypatch):
 
 def command(*arguments):
     """Run the script in this process."""
-    module = loaded(SCRIPT)
-    quick = ["--experiment", "networks", "--min-repetitions", "3"]
-    module.run(**vars(module.parser.parse_args([*quick, *arguments])))
+    entered(SCRIPT, "--experiment", "networks", "--min-repetitions", 3, *arguments)
 
 
 def test_a_file_of_rows_is_written(tmp_path, capsys):

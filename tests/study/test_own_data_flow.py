@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.files import loaded
+from helpers.files import entered
 from tilewright import networks
 from tilewright.core.errors import TilewrightError
 from tilewright.paths import table
@@ -23,8 +23,7 @@ SMALL = {
 
 
 def command(name, *arguments):
-    module = loaded(SCRIPTS / f"{name}.py")
-    module.run(**vars(module.parser.parse_args([str(each) for each in arguments])))
+    entered(SCRIPTS / f"{name}.py", *arguments)
 
 
 @pytest.fixture(scope="module")
