@@ -301,16 +301,16 @@ def _neighborhood(root, device):
     """Time of neighbourhood attention, and times of what computes the same over it."""
     rows = _table(root, device, "neighborhood", table_neighborhood.table)
     names = [*_NEIGHBORS, table_neighborhood.DENSE]
+    scale, unit = (1e3, "TFLOP/s") if rows["useful_gflops"].max() >= 1e4 else (1, "GFLOP/s")
     lines = []
     for case, group in rows.groupby("case", sort=False):
         found = group.set_index("provider")
         ours = found.loc[table_neighborhood.OURS]
         shape = [str(ours[name]).replace("x", "×") for name in ("grid", "window")]
         times = [_ratio(found["over_ours"].get(name, 0)) or "–" for name in names]
-        speed = f"{ours['useful_gflops'] / (1 if device == 'cpu' else 1e3):,.0f}"
+        speed = f"{ours['useful_gflops'] / scale:,.0f}"
         lines.append([*shape, _heads(case), _us(ours["p50_us"]), speed, *times])
-    useful = f"useful {'G' if device == 'cpu' else 'T'}FLOP/s"
-    header = ["grid", "window", "heads × head dim", "Tilewright, µs", useful, *_NEIGHBORS.values()]
+    header = ["grid", "window", "heads × head dim", "Tilewright, µs", f"useful {unit}", *_NEIGHBORS.values()]
     return _lines([*header, "dense SDPA"], lines, left=3)
 
 
