@@ -24,7 +24,7 @@ from tilewright.nn.attention import Patterned
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
 
-from tilewright.integrations.timm import remove, sparsify  # noqa: E402
+from tilewright.integrations.timm import NORMS, remove, sparsify  # noqa: E402
 
 # Of timm's, what it does not do yet.
 OLDER = tuple(map(int, timm.__version__.split(".")[:3])) < (1, 0, 31)
@@ -115,6 +115,31 @@ def test_layers_give_a_plan_their_projection_as_it_is(case, monkeypatch):
     wanted = [model(x) for x in (images, images[:1])]
     monkeypatch.setattr(Patterned, "attend", None)
     assert torch.equal(model(images), wanted[0]) and torch.equal(model(images[:1]), wanted[1])
+
+
+@pytest.mark.parametrize("case", ("vit", "eva"))
+@torch.no_grad()
+def test_norms_that_do_nothing_are_called_where_someone_sees_it(case):
+    """A layer of which nobody does calls none."""
+    model, pattern, images = made(case)
+    sparsify(model, pattern)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    before, seen = model(images), []
+    assert close(compiled(images), before)
+    layers = [block.attn for block in model.blocks]
+    hooks = [getattr(layers[0], name).register_forward_hook(lambda *_: seen.append(1)) for name in NORMS]
+    assert torch.equal(model(images), before) and len(seen) == len(NORMS)
+    for hook in hooks:
+        hook.remove()
+    # Also of what was compiled.
+    layers[1].norm = torch.nn.LayerNorm(48, bias=False)
+    layers[1].norm.weight.copy_(torch.linspace(0.5, 1.5, 48))
+    layers[2].q_norm = layers[2].k_norm = torch.nn.LayerNorm(16)
+    own = copy.deepcopy(model)
+    remove(own)
+    wanted = expected(own, pattern, images)
+    assert not torch.allclose(wanted, before, atol=1e-3)
+    assert close(model(images), wanted) and close(compiled(images), wanted) and len(seen) == len(NORMS)
 
 
 @pytest.mark.parametrize("case", MODELS)

@@ -39,6 +39,7 @@ from torch._C._functorch import (
 from torch._guards import TracingContext
 from torch._library.utils import get_layout_constraint_tag
 from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 
 __all__ = ["any_autocast", "below_autograd", "dispatch_depth", "empty_strided_cuda", "is_tracing", "transforms_active"]
 
@@ -125,6 +126,12 @@ def softmax_backward(grads: torch.Tensor, weights: torch.Tensor) -> torch.Tensor
     """Gradients of scores, for `weights`, their softmax over the last dimension, and its `grads`; written over the
     latter."""
     return torch._softmax_backward_data(grads, weights, -1, grads.dtype, grad_input=grads)
+
+
+def hooked(module: torch.nn.Module) -> bool:
+    """Whether a hook, of `module` or of all modules, sees its calls."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own or _has_any_global_hook())
 
 
 def same_tensors(*tensors: torch.Tensor) -> Callable[..., bool]:

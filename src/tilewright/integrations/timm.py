@@ -16,6 +16,9 @@ from tilewright.core.errors import ConfigError, PatternError, Unavailable
 from tilewright.integrations._calls import Calls
 from tilewright.nn.attention import BiasPlans, LayerBias, PairBias, Patterned
 
+# Of a layer: modules that do nothing where it has none.
+NORMS = "q_norm", "k_norm", "norm"
+
 
 def sparsify(model: Any, pattern: Any, blocks: Any = None, *, plans: Any = None) -> Any:
     """Let the attention of a timm model attend over a pattern.
@@ -181,6 +184,21 @@ class Edge(_Changed):
 class Attention(_Changed):
     """One layer's attention: timm's own module with another call."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # What was compiled is guarded by the class.
+        if name in NORMS and self.FORM.plain and not self._bare():
+            self.__class__ = _changed(Attention, self.OWN, self.FORM._replace(plain=False))  # type: ignore[arg-type]  # timm's own class has it
+
+    @_internals.constant
+    def _bare(self) -> bool:
+        """Whether the norms of a plain layer do nothing that anyone sees: then they are not called."""
+        for name in NORMS:
+            norm = self._modules.get(name)
+            if norm is not None and (type(norm) is not torch.nn.Identity or _internals.hooked(norm)):
+                return False
+        return True
+
     def _replicate_for_data_parallel(self):
         # The replica of a module that is no part of this one is not known here.
         replica = super()._replicate_for_data_parallel()  # type: ignore[misc]  # timm's own class has it
@@ -202,7 +220,7 @@ class Attention(_Changed):
             raise PatternError(f"sparse attention: expected no attention dropout in training, found {self.attn_drop.p}")
         sparse, form = self._sparse, self._known()
         grid, ordered = sparse.call()
-        if form.plain and rope is None and shared_rel_pos_bias is None:
+        if form.plain and rope is None and shared_rel_pos_bias is None and self._bare():
             out = sparse.attention.of_projection(self.qkv(x), grid, ordered=ordered)
             return self.proj_drop(self.proj(out))
         q, k, v = _projected(self, form, x)
@@ -238,7 +256,7 @@ class _Form(NamedTuple):
     # Queries, keys and values by one projection, which has a bias for each.
     fused: bool
     biases: bool
-    # Of queries and keys, of the result, and its gate.
+    # Of queries and keys, of the result, which may do nothing; and its gate.
     qk_norm: bool
     norm: bool
     gate: bool
@@ -247,7 +265,7 @@ class _Form(NamedTuple):
     # A bias of its own, or of the model's.
     table: bool
     shared: bool
-    # Nothing of all this but one projection.
+    # Nothing of all this but one projection and norms.
     plain: bool
 
     @classmethod
@@ -255,7 +273,7 @@ class _Form(NamedTuple):
         """The form of a layer. shared: whether the model has a bias of all layers."""
 
         def has(name):
-            return not isinstance(getattr(layer, name, None), torch.nn.Identity | None)
+            return getattr(layer, name, None) is not None
 
         found = cls(
             head_dim=_head_dim(layer),
@@ -269,7 +287,8 @@ class _Form(NamedTuple):
             shared=shared,
             plain=False,
         )
-        return found._replace(plain=found[1:] == (True, False, False, False, False, 1, False, False, False))
+        without = found._replace(qk_norm=False, norm=False)
+        return found._replace(plain=without[1:] == (True, False, False, False, False, 1, False, False, False))
 
 
 class _State:
