@@ -84,7 +84,7 @@ def confusion(network, source, split, indices, *, path=None, side=None, window=N
     """
     import torch
 
-    from tilewright.paths import evaluation
+    from tilewright_study.training import evaluation
 
     weight, classes = next(network.parameters()), network.options.num_classes
     total = torch.zeros(classes, classes, dtype=torch.int64, device=weight.device)
@@ -144,7 +144,7 @@ def windowed(network, image, path, window, stride, batch):
 
 def _by_class(names, confusion):
     """Columns of each class, with what is of all of them."""
-    from tilewright.paths import evaluation
+    from tilewright_study.training import evaluation
 
     shared = {"miou": evaluation.mean_iou(confusion), "accuracy": float(confusion.trace() / max(1, confusion.sum()))}
     pixels, ious = confusion.sum(1).tolist(), evaluation.ious(confusion).tolist()

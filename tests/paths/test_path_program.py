@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import segformer
 from tilewright.networks.path import Path, parse
-from tilewright.paths import accuracy, block_sets, latency, program, table
+from tilewright.paths import table
 from tilewright_study import experiments
 from tilewright_study.measure import rows as _rows
+from tilewright_study.planning import accuracy, block_sets, latency, program
 from tilewright_study.stages import plan_paths
 
 BASE = Path(("11", "11", "1", "11"))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.networks.path import Path
-from tilewright.paths import accuracy, block_sets, latency, program, search
+from tilewright_study.planning import accuracy, block_sets, latency, program, search
 
 BASES = Path(("11", "111", "1")), Path(("11", "111", "1"), scale=0.5)
 BASES = tuple(msgspec.structs.replace(base, levels="123") for base in BASES)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
-from tilewright.paths import block_sets
+from tilewright_study.planning import block_sets
 
 OPTIONS = SimpleNamespace(
     depths=(2, 3, 1, 2), decoder="folded", knobs=("levels", "scale", "decoder"), pixels=(64, 64), channels=64, least=32

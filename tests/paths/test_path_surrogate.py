@@ -13,7 +13,7 @@ from scipy import optimize
 from tilewright.core.errors import ConfigError
 from tilewright.networks import segformer
 from tilewright.networks.path import Path, parse
-from tilewright.paths import accuracy, block_sets, surrogate
+from tilewright_study.planning import accuracy, block_sets, surrogate
 
 BASE = Path(("11", "111", "11"), levels="123")
 BLOCKS = 7

@@ -14,12 +14,13 @@ from tilewright import devices, networks
 from tilewright.core import provenance
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
-from tilewright.paths import evaluation, runner
+from tilewright.paths import runner
 from tilewright.paths import table as look_up
 from tilewright_study import config, experiments, scenes
 from tilewright_study.experiments.paths import measure
 from tilewright_study.experiments.stream import run, traces
 from tilewright_study.measure import effort
+from tilewright_study.training import evaluation
 
 HOW = effort.Run("cpu", "float32", 0, 0.5, 3)
 SMALL, LARGE = "segformer-b0-64.plain", "segformer-b1-64.plain"

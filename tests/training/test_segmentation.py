@@ -17,9 +17,8 @@ from helpers.files import run_script
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import map_operators, segformer
-from tilewright.paths import _compiled, evaluation, statistics
 from tilewright_study import scenes, training
-from tilewright_study.training import segmentation, states
+from tilewright_study.training import evaluation, segmentation, states, statistics
 from tilewright_study.training.segmentation import Paths, Recipe, Stage
 
 ROOT = Path(__file__).parents[2]
@@ -476,10 +475,7 @@ def test_counts_are_those_of_the_largest_interpolated_logit(sides):
 
 
 def test_pixels_of_other_labels_count_nowhere():
-    counts = np.zeros((5, 3), np.int64)
-    labels = np.full((4, 4), 3, np.uint8)
-    _compiled.count(np.zeros((4, 4), np.uint8), labels, counts[:3])
-    assert not counts.any()
+    assert not evaluation.counted(torch.zeros(1, 3, 2, 2), torch.full((1, 8, 8), 3, dtype=torch.uint8), 3).any()
 
 
 def test_of_equal_logits_the_first_counts():

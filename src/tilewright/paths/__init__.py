@@ -1,4 +1,4 @@
-"""Choosing the path of a network (`networks.path`): times, accuracies, a table of the best, a runner to a budget."""
+"""Choosing the path of a network (`networks.path`): a table of the best, a runner to a budget."""
 
 from importlib import import_module
 from typing import Any

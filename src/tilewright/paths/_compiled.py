@@ -1,4 +1,4 @@
-"""Labels that maps give to pixels on a CPU, and how many, compiled by numba: maps are never there at that size.
+"""Labels that maps give to pixels on a CPU, compiled by numba: maps are never there at that size.
 
 Between four neighbours of a map that give one class the largest logit every pixel has that class: weights of bilinear
 interpolation are not negative, and rounding keeps order. Logits are interpolated for all other pixels alone.
@@ -9,7 +9,7 @@ from numba import float32, int32, int64, types, uint8
 
 from tilewright.core.compiled import njit
 
-_I1, _F1, _I2 = int32[::1], float32[::1], int64[:, ::1]
+_I1, _F1 = int32[::1], float32[::1]
 _ONE = np.float32(1)
 
 
@@ -50,15 +50,3 @@ def label(maps, tops, downs, lefts, alongs, found):
                     logits[i] = above * (_ONE - down) + below * down
                 best = largest(logits)
             found[y, x] = best
-
-
-@njit(types.void(uint8[:, ::1], uint8[:, ::1], _I2), cache=True, nogil=True)
-def count(found, labels, counts):
-    """Add to `counts` [classes, classes] the pixels of each label [H, W] that were found to be of each class.
-
-    Pixels of other labels do not count.
-    """
-    for y in range(labels.shape[0]):
-        for x in range(labels.shape[1]):
-            if labels[y, x] < len(counts):
-                counts[labels[y, x], found[y, x]] += 1

@@ -31,7 +31,7 @@ def run(
     first: with at most `images` of each split, and with the settings of ``config.yaml`` but for those `stated`.
     `profile` is written then, and is a path table. None for rows that are there.
     """
-    from tilewright.paths import accuracy, program, search, surrogate
+    from tilewright_study.planning import accuracy, program, search, surrogate
 
     if solver not in of_paths.SOLVERS:
         raise ConfigError(f"solver: unknown {solver!r}; known: {', '.join(of_paths.SOLVERS)}")
@@ -86,7 +86,7 @@ def _measure(profile, data, network, checkpoint, images, device, dtype, seed, st
 
 def _measured(profile, rung):
     """``{base: Latency}`` and ``{base: {path: accuracy}}`` of a file, of the paths that models are fitted to."""
-    from tilewright.paths import latency
+    from tilewright_study.planning import latency
 
     kind, rows = _rows.read(profile, experiments.row_types())
     if kind != "paths":

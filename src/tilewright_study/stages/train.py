@@ -74,7 +74,7 @@ def _changed(recipe, **stated):
 
 def _judged(network, source, count, show, path=None):
     """Mean IoU on splits that are not trained with, by name; of a path, or of the whole network."""
-    from tilewright.paths import evaluation
+    from tilewright_study.training import evaluation
 
     found = {}
     for split in source.splits:

@@ -30,10 +30,9 @@ from tilewright.core.errors import ConfigError
 from tilewright.masks import segformer as pattern
 from tilewright.networks import map_operators, segformer
 from tilewright.networks.path import scaled
-from tilewright.paths import statistics
 from tilewright_study.scenes.labels import Labels
 from tilewright_study.scenes.sources import VOID
-from tilewright_study.training import _graphs, _loop, states
+from tilewright_study.training import _graphs, _loop, states, statistics
 from tilewright_study.training.states import Number, Positive, Share
 
 KIND = "segmentation training"

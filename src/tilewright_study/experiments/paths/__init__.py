@@ -12,7 +12,7 @@ from tilewright import milp as solvers
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import parse
-from tilewright_study import scenes, sections, training
+from tilewright_study import planning, scenes, sections, training
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number
 from tilewright_study.scenes import backends
@@ -239,8 +239,8 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
     own = [*devices.modules(device, "networks.maps"), *backends.modules(device)]
-    parts = ("program", "exhaustive", "accuracy", "latency", "block_sets", "table")
-    own += [f"{paths.__name__}.{name}" for name in parts]
+    parts = ("program", "exhaustive", "accuracy", "latency", "block_sets")
+    own += [f"{paths.__name__}.table", *(f"{planning.__name__}.{name}" for name in parts)]
     if row.get("network"):
         family, _ = networks.parse(row["network"])
         own.append(f"tilewright.networks.{family}")

@@ -10,8 +10,8 @@ import torch
 from tilewright.core import timing
 from tilewright.core.errors import PatternError
 from tilewright.networks.path import Path, Stages, shared
-from tilewright.paths import evaluation, statistics
 from tilewright.paths.calls import Calls
+from tilewright_study.training import evaluation, statistics
 
 # How paths' statistics are: of the trained network, or of each path.
 RUNGS = ("trained", "statistics")

@@ -22,7 +22,7 @@ from scipy import optimize
 
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
-from tilewright.paths import block_sets
+from tilewright_study.planning import block_sets
 
 # Scales on which losses add up, the simplest first, and how close to 0 and 1 they tell accuracies apart.
 LINKS = ("identity", "log", "logit")

@@ -60,15 +60,10 @@ def confusion(
 def counted(maps: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
     """int64 [classes, classes] of logits float32 [B, classes, h, w] and labels uint8 [B, H, W]: see `confusion`."""
     if maps.is_cpu and classes <= frames.MOST_CLASSES:
-        # torch takes four times as long, most of it for the largest of logits at full size.
+        # torch takes four times as long for the largest of logits at full size.
         found = frames.labels(maps, labels.shape[1:])
-        from tilewright.paths import _compiled
-
-        counts = np.zeros((classes, classes), np.int64)
-        for seen, truth in zip(found.numpy(), labels.contiguous().numpy(), strict=True):
-            _compiled.count(seen, truth, counts)
-        return torch.from_numpy(counts)
-    found = F.interpolate(maps, size=labels.shape[1:], mode="bilinear", align_corners=False).argmax(1)
+    else:
+        found = F.interpolate(maps, size=labels.shape[1:], mode="bilinear", align_corners=False).argmax(1)
     truth = labels.long()
     pairs = torch.where(truth < classes, truth * classes + found, classes**2).flatten()
     return torch.bincount(pairs, minlength=classes**2 + 1)[:-1].view(classes, classes)

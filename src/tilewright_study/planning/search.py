@@ -9,11 +9,11 @@ from time import perf_counter
 import numpy as np
 
 from tilewright.networks.path import Path
-from tilewright.paths import block_sets
-from tilewright.paths.accuracy import Losses
-from tilewright.paths.latency import Latency
-from tilewright.paths.program import SAME, SAME_US, Proposal
-from tilewright.paths.surrogate import Surrogate
+from tilewright_study.planning import block_sets
+from tilewright_study.planning.accuracy import Losses
+from tilewright_study.planning.latency import Latency
+from tilewright_study.planning.program import SAME, SAME_US, Proposal
+from tilewright_study.planning.surrogate import Surrogate
 
 NAME = "searched"
 

@@ -19,8 +19,8 @@ from scipy import linalg, optimize
 from threadpoolctl import threadpool_limits
 
 from tilewright.networks.path import Path
-from tilewright.paths import accuracy, block_sets
-from tilewright.paths.accuracy import Losses
+from tilewright_study.planning import accuracy, block_sets
+from tilewright_study.planning.accuracy import Losses
 
 # ASSUME: the logarithm that weights of blocks and stages scatter around, and half of their inverse variance.
 USUAL, FIRMNESS = -1.0, 0.2

@@ -19,10 +19,10 @@ from tilewright.core import registry
 from tilewright.core.errors import SolverError
 from tilewright.milp import Model
 from tilewright.networks.path import Path
-from tilewright.paths import block_sets
-from tilewright.paths.accuracy import Losses
-from tilewright.paths.exhaustive import Sets
-from tilewright.paths.latency import Latency
+from tilewright_study.planning import block_sets
+from tilewright_study.planning.accuracy import Losses
+from tilewright_study.planning.exhaustive import Sets
+from tilewright_study.planning.latency import Latency
 
 # Losses beyond the least that count as the least, and microseconds that count as none.
 SAME, SAME_US = 1e-9, 1e-6

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
-from tilewright.paths.evaluation import Source
+from tilewright_study.training.evaluation import Source
 
 BATCH = 16
 

@@ -8,9 +8,9 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.paths import block_sets
-from tilewright.paths.accuracy import Losses
-from tilewright.paths.latency import Latency
+from tilewright_study.planning import block_sets
+from tilewright_study.planning.accuracy import Losses
+from tilewright_study.planning.latency import Latency
 
 # Sets whose losses are summed at once.
 AT_ONCE = 1 << 16

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
-from tilewright.paths import block_sets
+from tilewright_study.planning import block_sets
 
 
 @dataclass(frozen=True)
