@@ -25,6 +25,8 @@ DRAWN = 4
 FEWEST = 30
 # A budget that every path fits.
 ANY_US = 1e15
+# What a call takes after its frame's time is known is foreseen from calls before, of which the latest counts so much.
+COUNTING = 0.05
 # Of the parts of a call: repetitions, and seconds of each.
 PART_CALLS, PART_SECONDS = 3, 0.05
 
@@ -69,7 +71,8 @@ class FrameRunner(Picker):
     record : Record
         Promises that were made and kept, by path and hour.
     control : Closed
-        What late frames teach: promises grow while more than 1 % of them are broken, and under foreign load.
+        What frames teach: promises follow clocks and hosts, grow while more than 1 % of them are broken, and grow under
+        foreign load.
 
     Raises
     ------
@@ -129,6 +132,7 @@ class FrameRunner(Picker):
         self._shown: Any = None
         self._samples: dict[str, deque] = {key: deque(maxlen=SAMPLES) for key in self._calls}
         self._said_short = False
+        self._counting_us = 0.0
 
     def __call__(self, frame: Any, budget_us: float, *, price: float | None = None) -> tuple[torch.Tensor, Told]:
         """Label a frame by the best path that fits a time budget.
@@ -164,23 +168,31 @@ class FrameRunner(Picker):
             begin = perf_counter_ns()
         price = self.control.price if price is None else price
         entry = self.pick(self.control.room(checked_budget(budget_us)), price=price)
-        labels, told = self._answer(entry, given, begin, self.record, self.control, budget_us, price)
-        return labels if getattr(frame, "ndim", 3) == 4 else labels[0], told
+        several = getattr(frame, "ndim", 3) == 4
+        return self._answer(entry, given, begin, self.record, self.control, budget_us, price, several)
 
-    def _answer(self, entry, given, begin, record, control, budget_us, price):
+    def _answer(self, entry, given, begin, record, control, budget_us, price, several=False):
         """Classes of frames by an entry, and what ran since `begin`, which `record` counts and `control` learns of."""
-        promised = entry.promise_us * max(control.pace, 1.0) + control.delay_us
+        promised = control.promised(entry)
         labels = self.run(entry, given)
-        took = None if labels.is_cuda else (perf_counter_ns() - begin) / 1e3
         short = price is None and promised * (1 + self.margin) > budget_us
-        record.saw(self.table.key(entry), promised, took, short=short)
-        if took is not None:
-            control.saw(took, entry, late=took > (promised if price is None else budget_us))
         if short and not self._said_short:
             self._said_short = True
             said = f"budget: expected at least {promised:.0f} us, which the fastest path promises, found "
             _LOG.warning("%s%.0f us; the fastest path runs", said, budget_us)
-        return labels, Told(entry.path, promised, entry.test, entry.network, short, took)
+        found = labels if several else labels[0]
+        if labels.is_cuda:
+            record.saw(self.table.key(entry), promised, None, short=short)
+            return found, Told(entry.path, promised, entry.test, entry.network, short)
+        # The caller waits for the counting, too.
+        counted = perf_counter_ns()
+        took = (counted - begin) / 1e3 + self._counting_us
+        record.saw(self.table.key(entry), promised, took, short=short)
+        control.saw(took, entry, late=took > budget_us)
+        told = Told(entry.path, promised, entry.test, entry.network, short, took)
+        seen = min((perf_counter_ns() - counted) / 1e3, 2 * self._counting_us + 1)
+        self._counting_us += COUNTING * (seen - self._counting_us)
+        return found, told
 
     def _timed(self, entry, images):
         # Promises are about calls as users make them, with all that the host does.
@@ -192,7 +204,8 @@ class FrameRunner(Picker):
 
     def _promise(self, found, **more):
         super()._promise(found, **more)
-        self.control.pace = 1.0
+        if isinstance(self.control, Priced):
+            self.control.odds = self.odds
 
     def pick(self, budget_us: float, *, price: float | None = None) -> Any:
         """As `Picker.pick`. Raises `ConfigError` before promises about frames of this size are known."""
@@ -228,6 +241,7 @@ class FrameRunner(Picker):
         for key, times in found.items():
             self._samples[key] = deque(times, SAMPLES)
         self._promise(found, frame=self._frame)
+        self.control.restart()
         self.table.state_parts({key: self._calls[key].parts(key, _effort(self.places)) for key in self._keys()})
         return found
 

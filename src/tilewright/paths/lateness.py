@@ -5,6 +5,7 @@ Numbers are microseconds.
 
 import math
 import operator
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,23 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.paths.table import Entry, pooled
+from tilewright.paths.table import Entry, scales
 
-# Budgets that a choice is made for ahead, from the fastest call of all to the slowest.
-BUDGETS = 2048
-# Prices of a late call, in mean IoU: from 2 to the minus so much to 2 to so much, and how many between two powers.
-POWER, BETWEEN = 6, 8
-# Foreign work on the device delays a frame by as much, whatever its path. The longest delay of so many frames counts,
-# until so many in a row kept their promises.
-WINDOW, CALM = 12, 4
-# A controller multiplies promises by this share more after a late frame, and by this much at most: beyond, it leaves
-# that to delays.
-STEP, CEILING = 0.02, 1.15
-# The price of a late frame at first, in mean IoU, and the share by which a late frame raises it.
-PRICE, DEARER = 1.0, 0.2
-# How much slower the device is than in the rehearsal moves by this share towards each frame, and is believed between
-# these shares, while frames are delayed by less than this share of their promise.
-FOLLOW, PACES, ALARM = 0.002, (0.7, 1.5), 0.05
+# Calls that say how much longer than foreseen a call may take: the latest ones.
+KEPT = 1000
+# What a frame takes beyond what was foreseen moves the level by this share of it, and the gain by that; at most twice
+# the usual deviation counts, which itself moves by the third. `MID` is that of the mean of medians.
+LEVEL, GAIN, DEVIATION, MID = 0.2, 0.06, 0.02, 0.01
+# A frame that takes this many usual deviations longer is delayed by other work. The next ones are expected to be, too,
+# until so many in a row are not. The level then moves by this share of its pace: not all delays end.
+JUMP, CALM, SLOWLY = 8.0, 2, 0.25
+# A usual deviation in those by which a promise exceeds a median, until frames tell, and in medians, at least.
+PROMISED, STEADY = 6, 0.002
+# Promises grow by so many usual deviations with each broken one.
+STEP = 2.0
+# The price of a late frame at first, in mean IoU, the share by which a late frame raises it, and its bounds.
+PRICE, DEARER, PRICES = 4.0, 0.2, (1 / 64, 64.0)
+# How much slower than in the rehearsal paths may seem.
+GAINS = (0.5, 2.0)
 # Microseconds that are left where a delay takes all of a budget: no path is that fast.
 LEAST_US = 1e-3
 
@@ -38,35 +40,52 @@ class Odds:
 
     That is a Lagrangian of the most accuracy at a share of late calls: one price for all budgets takes the risk of a
     late call where it gives the most. A promise, which each call keeps as likely, takes it wherever it is met.
+
+    What calls take beyond the medians of their paths is counted of all paths together, see `table.scales`.
     """
 
     def __init__(
         self, entries: Sequence[Entry], samples_us: Mapping[str, Any], key: Callable = operator.attrgetter("path")
     ):
-        """entries: with their mean IoU on scenes of ``choice``. samples_us: of calls of each, by its `key`, in random
-        order."""
-        self.entries = list(entries)
-        samples = pooled({key(entry): samples_us[key(entry)] for entry in self.entries})
-        times = np.array([np.sort(samples[key(entry)]) for entry in self.entries])
-        self.budgets_us = np.linspace(times.min(), times.max(), BUDGETS)
-        # float64 [entries, budgets]
-        self.late = np.array([1 - np.searchsorted(each, self.budgets_us, side="right") / len(each) for each in times])
-        scores = np.array([entry.choice for entry in self.entries])[:, None]
-        prices = 2.0 ** (np.arange(-POWER * BETWEEN, POWER * BETWEEN + 1) / BETWEEN)
-        # As bytes, which are read in less than an array: a choice is on the way of each call.
-        self._chosen = [(scores - price * self.late).argmax(0).astype(np.uint8).tobytes() for price in prices]
-        self._least, self._most = float(self.budgets_us[0]), float(self.budgets_us[-1])
-        self._per_us = (BUDGETS - 1) / max(self._most - self._least, 1e-9)
+        """entries: with their mean IoU on scenes of ``choice``. samples_us: of calls of each, by its `key`."""
+        samples = {key(entry): np.asarray(samples_us[key(entry)], dtype=np.float64) for entry in entries}
+        unit = scales(samples)
+        self.entries = sorted(entries, key=lambda entry: np.median(samples[key(entry)]))
+        keys = [key(entry) for entry in self.entries]
+        self._medians = [float(np.median(samples[each])) for each in keys]
+        self._scores: list[Any] = [entry.choice for entry in self.entries]
+        self._scales = [unit[each] for each in keys]
+        # Of paths by which longer times scale, the mean median.
+        self._mean = float(np.mean(self._medians)) if set(self._scales) != {1.0} else 0.0
+        over = np.sort(np.concatenate([(samples[each] - np.median(samples[each])) / unit[each] for each in keys]))
+        kept = over[((np.arange(KEPT) + 0.5) / KEPT * len(over)).astype(int)]
+        self._over = kept.tolist()
+        # In an order of chance: which of these are forgotten first says nothing.
+        self._latest = deque(np.random.default_rng(0).permutation(kept).tolist())
+        # Calls that took longer than this beyond their median do not count: in a delay, that is foreseen.
+        self.most_us = math.inf
 
-    def pick(self, budget_us: float, price: float) -> Entry | None:
-        """The entry for a budget in microseconds at a price above 0; None where each path is late for certain."""
-        if not budget_us >= self._least:
-            return None
-        level = round(math.log2(price) * BETWEEN) + POWER * BETWEEN
-        chosen = self._chosen[min(max(level, 0), 2 * POWER * BETWEEN)]
-        # The last budget holds the slowest call of all, which rounding must not take from it.
-        at = BUDGETS - 1 if budget_us >= self._most else int((budget_us - self._least) * self._per_us)
-        return self.entries[chosen[at]]
+    def learn(self, over_us: float, entry: Entry) -> None:
+        """Count by how much a call took longer than was foreseen, instead of the oldest that counts."""
+        over = over_us * self._mean / entry.p50_us if self._mean else over_us
+        del self._over[bisect_left(self._over, self._latest.popleft())]
+        self._latest.append(over)
+        insort(self._over, over)
+
+    def pick(self, room_us: float, price: float) -> Entry | None:
+        """The entry for a budget at a price above 0, of those whose median it holds; None where it holds none."""
+        over, end = self._over, KEPT
+        if self.most_us < math.inf:
+            end = max(1, bisect_right(over, self.most_us))
+        best, most = None, -math.inf
+        for at in range(bisect_right(self._medians, room_us) - 1, -1, -1):
+            score = self._scores[at]
+            if score > most:
+                in_time = bisect_right(over, (room_us - self._medians[at]) / self._scales[at], 0, end) / end
+                worth = score - price * (1 - in_time)
+                if worth > most:
+                    best, most = self.entries[at], worth
+        return best
 
 
 class Controller:
@@ -78,63 +97,105 @@ class Controller:
     price: float | None = None
 
     def room(self, budget_us: float) -> float:
-        """Microseconds of a budget that promises may take."""
+        """Microseconds of a budget that the times of a table may take."""
         return budget_us
 
     def saw(self, measured_us: float, entry: Entry, *, late: bool = False) -> None:
-        """Take in a frame's time, what ran, and whether it was late."""
+        """Take in a frame's time, what ran, and whether it was later than its budget."""
 
 
 @dataclass
 class Closed(Controller):
-    """One that sees how late frames are.
+    """One that sees how long frames take.
 
-    A frame that takes longer than its path promises is delayed; what comes next is expected to be delayed by as much,
-    see `WINDOW`. Besides, each late frame raises what promises are multiplied with, `pace`, each other one lowers it,
-    such that a share `target` is late in the long run whatever the times are (Gibbs and Candes, "Adaptive Conformal
-    Inference", 2021), if `CEILING` is enough. It is never below 1: promises are kept.
+    A frame is foreseen to take `gain` times the median of its path, and `level_us` more: clocks and hosts change. Both
+    follow the frames, by normalised least mean squares. A frame that takes by far longer is delayed, see `JUMP`, and
+    the next one is expected to be as late. Besides, each broken promise raises all of them, each other one lowers them
+    again, such that a share `target` is broken in the long run whatever the times are (Gibbs and Candes, "Adaptive
+    Conformal Inference", 2021). They are never below those of the table for the times of now.
     """
 
     target: float
-    pace: float = 1.0
-    _over: deque = field(default_factory=lambda: deque([0.0], WINDOW), repr=False)
-    _kept: int = field(default=0, repr=False)
+    gain: float = 1.0
+    level_us: float = 0.0
+    tail_us: float = 0.0
+    delay_us: float = 0.0
+    _usual_us: float = field(default=0.0, repr=False)
+    _mid_us: float = field(default=0.0, repr=False)
+    _calm: int = field(default=0, repr=False)
 
     @property
-    def delay_us(self) -> float:
-        """By how much frames are delayed now, in microseconds."""
-        return max(self._over)
+    def later_us(self) -> float:
+        """By how much all paths take longer now, beyond their gain."""
+        return self.level_us + self.delay_us
+
+    def promised(self, entry: Entry) -> float:
+        """What a path of the table promises now. A delay that is foreseen leaves what else promises lack out."""
+        return self.gain * entry.promise_us + self.later_us + (0.0 if self.delay_us else self.tail_us)  # type: ignore[operator]  # rows of a table have promises
 
     def room(self, budget_us: float) -> float:
-        """As `Controller.room`: what a delay leaves, by the pace."""
-        return max((budget_us - self.delay_us) / self.pace, LEAST_US)
+        """As `Controller.room`, for promises."""
+        return self._left(budget_us - self.later_us - (0.0 if self.delay_us else self.tail_us))
+
+    def _left(self, left_us):
+        return max(left_us / self.gain, LEAST_US)
 
     def saw(self, measured_us: float, entry: Entry, *, late: bool = False) -> None:
         """As `Controller.saw`."""
-        self._move(measured_us, entry, late)
-        over = measured_us - self.pace * entry.promise_us  # type: ignore[operator]  # rows of a table have promises
-        self._kept = self._kept + 1 if over <= 0 else 0
-        if self._kept >= CALM:
-            self._over.clear()
-        self._over.append(max(over, 0.0))
+        median = entry.p50_us
+        if not self._usual_us:
+            self._usual_us = max((entry.promise_us - median) / PROMISED, STEADY * median)  # type: ignore[operator]  # rows of a table have promises
+            self._mid_us = median
+        usual = self._usual_us
+        self.tail_us = max(0.0, self.tail_us + STEP * usual * ((measured_us > self.promised(entry)) - self.target))
+        over = measured_us - self.gain * median - self.level_us
+        self._learn(over, entry, late)
+        counted = max(-2 * usual, min(2 * usual, over))
+        if over > JUMP * usual:
+            self.delay_us, self._calm = over, 0
+            self.level_us += SLOWLY * LEVEL * counted
+            return
+        self._calm += 1
+        if self._calm >= CALM:
+            self.delay_us = 0.0
+        self.level_us += LEVEL * counted
+        self._mid_us += MID * (median - self._mid_us)
+        apart = median - self._mid_us
+        moved = self.gain + GAIN * counted * apart / (median**2 + self._mid_us**2)
+        self.gain = min(GAINS[1], max(GAINS[0], moved))
+        self._usual_us = max(usual + DEVIATION * (min(abs(over), 4 * usual) - usual), STEADY * median)
 
-    def _move(self, measured_us, entry, late):
-        self.pace = min(CEILING, max(1.0, self.pace + STEP * (late - self.target)))
+    def _learn(self, over_us, entry, late):
+        """What else a frame teaches."""
+
+    def restart(self) -> None:
+        """Forget what was learnt of times, since those of the table are of now."""
+        self.gain, self.level_us, self.tail_us, self.delay_us, self._usual_us = 1.0, 0.0, 0.0, 0.0, 0.0
 
 
 @dataclass
 class Priced(Closed):
     """One that lets a share `target` of the frames be late, where these give the most: see `Odds`.
 
-    The price of a late frame rises with each one and falls with each other, as the pace of `Closed` does. The pace is
-    how much slower the device is than in the rehearsal: it follows the medians.
+    The price of a late frame rises with each one and falls with each other. What frames take beyond what was foreseen
+    counts in `odds`, where there are some: these know what was measured lately.
     """
 
     price: float = PRICE
+    odds: Odds | None = field(default=None, repr=False)
 
-    def _move(self, measured_us, entry, late):
+    def room(self, budget_us: float) -> float:
+        """As `Controller.room`, for `Odds`."""
+        return self._left(budget_us - self.later_us)
+
+    def _learn(self, over_us, entry, late):
         moved = self.price * math.exp(DEARER * (late - self.target))
-        self.price = min(2.0**POWER, max(2.0**-POWER, moved))
-        if self.delay_us <= ALARM * entry.promise_us:
-            moved = self.pace * (1 + FOLLOW if measured_us > self.pace * entry.p50_us else 1 - FOLLOW)
-            self.pace = min(PACES[1], max(PACES[0], moved))
+        self.price = min(PRICES[1], max(PRICES[0], moved))
+        if self.odds is not None and not self.delay_us:
+            self.odds.learn(over_us, entry)
+
+    def saw(self, measured_us: float, entry: Entry, *, late: bool = False) -> None:
+        """As `Controller.saw`."""
+        super().saw(measured_us, entry, late=late)
+        if self.odds is not None:
+            self.odds.most_us = JUMP * self._usual_us if self.delay_us else math.inf

@@ -123,14 +123,29 @@ def pooled(samples_us: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """``{text: float64}`` microseconds: how long calls of each path may take.
 
     With `SAMPLES` of each they are its own. The tail of fewer is the slowest one or two: whichever path the host was
-    busy beside would look slow. Then each path has its median times what all of them together took, in medians.
-    ASSUME: what delays a call does not ask for its path.
+    busy beside would look slow. Then each path has its median and what all of them together took beyond theirs, see
+    `scales`. ASSUME: what delays a call does not ask for its path.
     """
-    if all(len(samples) >= SAMPLES for samples in samples_us.values()):
-        return {text: np.asarray(samples, dtype=np.float64) for text, samples in samples_us.items()}
-    medians = {text: float(np.median(samples)) for text, samples in samples_us.items()}
-    ratios = np.array([sample / medians[text] for text, samples in samples_us.items() for sample in samples])
-    return {text: median * ratios for text, median in medians.items()}
+    found = {text: np.asarray(samples, dtype=np.float64) for text, samples in samples_us.items()}
+    if all(len(samples) >= SAMPLES for samples in found.values()):
+        return found
+    scale, medians = scales(found), {text: float(np.median(samples)) for text, samples in found.items()}
+    over = np.concatenate([(samples - medians[text]) / scale[text] for text, samples in found.items()])
+    return {text: medians[text] + scale[text] * over for text in found}
+
+
+def scales(samples_us: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """What times of each path differ from its median in: 1, or its median over the mean one.
+
+    A GPU's calls wait for the host, by as much whichever path they run. A host that is shared makes calls longer by a
+    share. What leaves the deviations of paths more alike is taken.
+    """
+    medians = np.array([np.median(samples) for samples in samples_us.values()])
+    usual = np.array([np.abs(samples - np.median(samples)).mean() for samples in samples_us.values()])
+    shares = medians / medians.mean()
+    relative = usual / shares
+    by_share = np.std(relative) * np.mean(usual) <= np.std(usual) * np.mean(relative)
+    return dict(zip(samples_us, shares.tolist() if by_share else [1.0] * len(medians), strict=True))
 
 
 def marked(entries: Sequence[Entry], *, gain: float = ROUNDING) -> list[Entry]:

@@ -179,7 +179,10 @@ class Contenders:
     def controller(self, name):
         """A new controller for a contender of this name: `CONTROLLERS`, or an open one."""
         made = CONTROLLERS.get(name)
-        return made(self.settings.late) if made else lateness.Controller()
+        controller = made(self.settings.late) if made else lateness.Controller()
+        if isinstance(controller, lateness.Priced):
+            controller.odds = self.picker(name).odds
+        return controller
 
     def _times(self, trace, seed):
         """Microseconds that each path takes in each frame of a trace that others have met: drawn from calls before the
