@@ -48,13 +48,10 @@ class Run(NamedTuple):
 
 
 class Cover(NamedTuple):
-    """What spans of one size cover along an axis, its sub-axes together: pairs of a query and a key of one span, keys
-    of all spans, how many spans there are, and how many runs of them."""
+    """What spans of one size cover along an axis, its sub-axes together: keys of all spans, and how many there are."""
 
-    pairs: int
     keys: int
     spans: int
-    runs: int
 
 
 class Choice(NamedTuple):
@@ -114,7 +111,7 @@ def cover(axis: Axis, length: int, size: int) -> Cover:
         lo = np.arange(0, n, size)
         hi = np.minimum(lo + size, n)
         keys = axis.keys(hi - 1, n)[1] - axis.keys(lo, n)[0]
-        return np.array([(keys * (hi - lo)).sum(), keys.sum(), len(lo), len(runs(spans(axis, n, size)))])
+        return np.array([keys.sum(), len(lo)])
 
     each = [extended(of_length, n, axis.window, lcm(size, axis.stride)) for n in axis.lengths(length)]
     return Cover(*sum(each).tolist())

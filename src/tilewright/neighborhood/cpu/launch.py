@@ -4,22 +4,24 @@ The contract is that of `neighborhood.backends`.
 """
 
 from collections.abc import Callable
+from ctypes import c_int64
 from functools import partial
 from itertools import groupby, product
-from math import prod
+from math import log, prod
 
 import torch
 from torch import Tensor
 
-from tilewright.core._internals import attention_with_lse
 from tilewright.devices.cpu.workers import alone, in_any_state, workers
 from tilewright.neighborhood.boxes import Candidate, Choice, runs
-from tilewright.neighborhood.cpu import choice
+from tilewright.neighborhood.cpu import choice, kernel, slabs
 from tilewright.neighborhood.cpu.columns import Memory, columns, inside, put
-from tilewright.neighborhood.rule import Rule
+from tilewright.neighborhood.rule import MOST_AXES, Axis, Rule
 
 # Scores that a step of the backward computes, a quarter of a megabyte, unless a box has more.
 _SCORES = 1 << 16
+# Queries of its boxes.
+_WIDE = 64
 # Queries of a head whose scores of extra keys are computed at a time.
 _ROWS = 1 << 12
 
@@ -37,16 +39,21 @@ def forward(
     form: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See `neighborhood.backends`. form: a box of queries, None for what `choice.choose` finds."""
+    box, heads, threads = form or _box(q, k, v, rule), q.shape[-2], torch.get_num_threads()
+    group, widths = choice.together(heads // k.shape[-2]), (_padded(k), _padded(v))
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
-    lse = q.new_empty(q.shape[:-1], dtype=torch.float32) if want_lse else None
-    box, width, threads = form or _box(q, k, v, rule), max(q.shape[-1], v.shape[-1]), torch.get_num_threads()
-    memory, extra = Memory(), _by_head(extra, width)
+    logs = q.new_empty((2, *q.shape[:-1]) if want_lse else (2, 0), dtype=torch.float32)
+    call, memory, extra = kernel.attend(*widths), Memory(), _by_head(extra, *widths)
+    # Grids of one or two axes have others of one token.
+    more = (None,) * (MOST_AXES - len(box))
+    axes, box = (*(Axis(1) for _ in more), *rule.axes), (*(1 for _ in more), *box)
     with alone():
         for here in inside(rule):
-            views = [None if x is None else x[here] for x in (q, k, v, out, lse)]
-            jobs = columns(rule, box, k[here], width, threads)
-            workers(threads).run(partial(_attend, memory, views, scale, extra, width), jobs)
-    return out, lse
+            views = [x[here][:, *more] if x.numel() else x for x in (q, k, v, out, *logs)]
+            tables = slabs.tables(axes, views[0].shape[1:4], box, group)
+            jobs = slabs.slabs(len(q), heads // group, tables, 4 * sum(widths), choice.score_ns(*widths), threads)
+            workers(threads).run(partial(_attend, call, memory, views, tables, scale, extra, group), jobs)
+    return out, logs[0].log_().add_(logs[1], alpha=log(2)) if want_lse else None
 
 
 def choose(
@@ -61,41 +68,66 @@ def candidates(
 ) -> list[Candidate]:
     """See `neighborhood.backends`; predicted: in microseconds of a core."""
     found = sorted(choice.candidates(rule, grid, heads, kv_heads, dim, v_dim))
-    return [Candidate("x".join(map(str, box)), choice.visited(rule, grid, box), us, box) for us, box in found]
+    return [
+        Candidate("x".join(map(str, box)), choice.visited(rule, grid, box, heads // kv_heads), us, box)
+        for us, box in found
+    ]
 
 
 def _box(q, k, v, rule):
     return choice.choose(rule, tuple(q.shape[1:-2]), q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]).box
 
 
-def _by_head(extra, width):
+def _wide(box):
+    """A box of more queries, for products of matrices."""
+    sides = list(box)
+    while 2 * prod(sides) <= _WIDE:
+        sides[sides.index(min(sides))] *= 2
+    return tuple(sides)
+
+
+def _padded(x):
+    """Values of a head that the kernel reads: zeros come after its own."""
+    return -(-x.shape[-1] // kernel.lanes()) * kernel.lanes()
+
+
+def _by_head(extra, *widths):
     """Extra keys and values as float32 [B, H_kv, N, D] each, or None."""
-    return None if extra is None else tuple(Memory().copy("", x.transpose(1, 2), width) for x in extra)
+    if extra is None:
+        return None
+    return tuple(Memory().copy("", x.transpose(1, 2), width) for x, width in zip(extra, widths, strict=True))
 
 
-def _attend(memory, views, scale, extra, width, column):
-    q, k, v, out, lse = views
-    group = q.shape[-2] // k.shape[-2]
-    copies = [memory.keys(name, x[column.keys], width) for name, x in (("k", k), ("v", v))]
-    for run in runs(column.along):
-        place = column.queries(run, group)
-        queries = memory.queries("q", q[place], run, group, width)
-        mask = column.mask(run, group)
-        taken = (column.windows(x, run) for x in copies)
-        found, sums = attention_with_lse(queries, *taken, attn_mask=mask, scale=scale)
-        if extra is not None:
-            more = (x[column.entry, column.heads].expand(run.repeats, -1, -1, -1) for x in extra)
-            found, sums = _joined((found, sums), attention_with_lse(queries, *more, attn_mask=None, scale=scale))
-        put(out[place], run, group, found[..., : v.shape[-1]])
-        if lse is not None:
-            put(lse[place].unsqueeze(-1), run, group, sums.unsqueeze(-1))
-
-
-def _joined(one, other):
-    """Attention [..., M, D] and log-sum-exps [..., M] over the keys of both."""
-    total = torch.logaddexp(one[1], other[1])
-    first, second = ((part * (lse - total).exp_().unsqueeze(-1)) for part, lse in (one, other))
-    return first.add_(second), total
+def _attend(call, memory, views, tables, scale, extra, group, job):
+    """Attend the queries of a slab."""
+    q, k, v, out, *logs = views
+    entry, (first, end), *boxes = job
+    share = q.shape[-2] // k.shape[-2] // group
+    kv_heads, widths = slice(first // share, (end - 1) // share + 1), (_padded(k), _padded(v))
+    queries, keys = zip(*(one.places(*ends) for one, ends in zip(tables, boxes, strict=True)), strict=True)
+    place, source = (entry, *queries, slice(first * group, end * group)), (entry, *keys, kv_heads)
+    x = {"q": q[place], "k": memory.keys("k", k[source], widths[0]), "v": memory.keys("v", v[source], widths[1])}
+    x = {name: one if name == "q" else one.movedim(0, -2) for name, one in x.items()}
+    if q.dtype != torch.float32 or q.shape[-1] != widths[0]:
+        x["q"] = memory.copy("q", x["q"], widths[0])
+    x["o"] = target = out[place]
+    if out.dtype != torch.float32 or out.shape[-1] != widths[1]:
+        x["o"] = memory.take("o", *target.shape[:-1], widths[1])
+    x |= {name: one[place] for name, one in zip("st", logs, strict=True) if one.numel()}
+    given = dict.fromkeys(kernel.FIELDS, 0)
+    given |= {"group": group, "units": end - first, "share": share, "skipped": first % share}
+    for name, one in x.items():
+        strides, begins = one.stride(), (at.start for at in (keys if name in "kv" else queries))
+        given[name] = one.data_ptr() - 4 * sum(n * stride for n, stride in zip(begins, strides, strict=False))
+        given |= {f"{name}{i}": strides[i] for i in range(4) if f"{name}{i}" in given}
+    for name, one in zip(("k_extra", "v_extra"), extra or (), strict=False):
+        mine = one[entry, kv_heads]
+        given |= {name: mine.data_ptr(), f"{name}3": mine.stride(0), "extras": mine.shape[1]}
+    for i, (one, (begin, stop)) in enumerate(zip(tables, boxes, strict=True)):
+        given |= {f"spans{i}": one.data.ctypes.data + begin * one.data.strides[0], f"count{i}": stop - begin}
+    call((c_int64 * len(given))(*given.values()), scale / log(2))
+    if x["o"] is not target:
+        target.copy_(x["o"][..., : v.shape[-1]])
 
 
 def prepared(
@@ -120,11 +152,11 @@ def backward(
     """See `neighborhood.backends`. Columns that share keys do not run side by side."""
     dq = q.new_empty(q.shape)
     dk, dv = (x.new_zeros(x.shape, dtype=torch.float32) for x in (k, v))
-    box, width, threads = _box(q, k, v, rule), max(q.shape[-1], v.shape[-1]), torch.get_num_threads()
+    box, width, threads = _wide(_box(q, k, v, rule)), max(q.shape[-1], v.shape[-1]), torch.get_num_threads()
     of_extra = (
         (None, None) if extra is None else (extra[0].new_empty(extra[0].shape), extra[1].new_empty(extra[1].shape))
     )
-    memory, extra = Memory(), _by_head(extra, width)
+    memory, extra = Memory(), _by_head(extra, width, width)
     with alone():
         for here in inside(rule):
             views = [x[here] for x in (q, k, v, out, lse, grad, dq, dk, dv)]
