@@ -8,16 +8,53 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
+from threading import local
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tilewright.neighborhood.cpu import kernel
-from tilewright.neighborhood.rule import Axis
+from tilewright.neighborhood.rule import Axis, Rule
 
 # Keys and values that a worker copies at a time, unless twice those of a box are more.
 _BYTES = 8 << 20
 # Slabs for each worker, unless they are shorter than a quarter of a millisecond.
 _PARTS, _SHORTEST_NS = 4, 250e3
+
+
+class Memory(local):
+    """Memory of each worker by name, used again by its next column: new pages take longer to get than to fill."""
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+        self._held: dict[str, Tensor] = {}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Contiguous float32 memory, with what was there before."""
+        size = prod(shape)
+        held = self._held.get(name)
+        if held is None or len(held) < size:
+            held = self._held[name] = torch.empty(size, dtype=torch.float32)
+        return held[:size].view(shape)
+
+    def copy(self, name: str, x: Tensor, width: int) -> Tensor:
+        """A contiguous copy of `x` with so many values in each row, zeros after its own."""
+        made = self.take(name, *x.shape[:-1], width)
+        made[..., : x.shape[-1]] = x
+        made[..., x.shape[-1] :] = 0
+        return made
+
+    def token(self, name: str, x: Tensor) -> Tensor:
+        """A contiguous copy [H, *grid] of `x` [*grid, H]."""
+        made = self.take(name, x.shape[-1], *x.shape[:-1])
+        return made.copy_(x.movedim(-1, 0))
+
+
+def inside(rule: Rule) -> Iterator[tuple]:
+    """Where each grid of sub-axes lies in tensors [B, *grid, ...]."""
+    for first in product(*map(range, rule.dilation)):
+        yield slice(None), *(slice(x, None, d) for x, d in zip(first, rule.dilation, strict=True))
 
 
 @dataclass(frozen=True)
@@ -48,21 +85,28 @@ class Table:
 
 
 @lru_cache(64)
-def _table(axis, n, size, inner):
+def _table(axis, n, size, inner, of_keys):
     """The `Table` of an axis of `n` tokens; so many neighbouring lanes have one place on it."""
     lane = np.arange(kernel.lanes())
     own = np.arange(0, n, size)[:, None] + lane // inner % size
     places = np.minimum(own, n - 1)
-    lo, hi = (np.broadcast_to(x, places.shape) for x in axis.keys(places, n))
-    begin, end = lo.min(1, keepdims=True), hi.max(1, keepdims=True)
+    lo, hi = (np.broadcast_to(x, places.shape) for x in (axis.queries if of_keys else axis.keys)(places, n))
+    begin, hi = lo.min(1, keepdims=True), np.maximum(lo, hi)
+    end = hi.max(1, keepdims=True)
     bits = ((own < n) << lane).sum(1, keepdims=True)
     data = np.concatenate([begin, end - begin, bits, places, lo - begin, hi - lo], 1).astype(np.int64)
     return Table(data, n, size, int((end - begin).sum()), int((end - begin).max()))
 
 
-def tables(axes: Iterable[Axis], grid: Iterable[int], box: tuple[int, ...], group: int) -> tuple[Table, ...]:
-    """The `Table` of each axis, for boxes of so many queries of `group` heads, which are neighbours in lanes."""
-    return tuple(map(_table, axes, grid, box, (group * prod(box[i + 1 :]) for i in range(len(box)))))
+def tables(
+    axes: Iterable[Axis], grid: Iterable[int], box: tuple[int, ...], group: int, of_keys: bool = False
+) -> tuple[Table, ...]:
+    """The `Table` of each axis, for boxes of so many queries of `group` heads, which are neighbours in lanes.
+
+    of_keys: of boxes of keys and the queries that see them instead.
+    """
+    inner = (group * prod(box[i + 1 :]) for i in range(len(box)))
+    return tuple(_table(*one, of_keys) for one in zip(axes, grid, box, inner, strict=True))
 
 
 def slabs(
