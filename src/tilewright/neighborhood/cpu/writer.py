@@ -3,7 +3,10 @@
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
+# A name, or a number.
+Value: TypeAlias = str | int
 # The score of a key that is not seen.
 UNSEEN = -1e30
 
@@ -11,52 +14,53 @@ UNSEEN = -1e30
 class Writer:
     """The text of functions, an instruction after the other. Values are names or numbers."""
 
-    def __init__(self, lanes):
-        self.lines, self.n, self.entry, self.lanes = [], 0, 0, lanes
+    def __init__(self, lanes: int):
+        self.n, self.entry, self.lanes = 0, 0, lanes
+        self.lines: list[str] = []
         self.floats, self.ints, self.longs = (f"<{lanes} x {kind}>" for kind in ("float", "i32", "i64"))
 
-    def name(self):
+    def name(self) -> str:
         """A new name."""
         self.n += 1
         return f"%t{self.n}"
 
-    def op(self, text):
+    def op(self, text: str) -> str:
         """A new value."""
         name = self.name()
         self.lines.append(f"{name} = {text}")
         return name
 
-    def do(self, what, one, *others, kind="i64"):
+    def do(self, what: str, one: Value, *others: Value, kind: str = "i64") -> str:
         """An operation on values of one kind, from the left."""
         for other in others:
             one = self.op(f"{what} {kind} {one}, {other}")
-        return one
+        return str(one)
 
-    def at(self, pointer, index, kind="float"):
+    def at(self, pointer: str, index: Value, kind: str = "float") -> str:
         """The address of an element."""
         return self.op(f"getelementptr {kind}, ptr {pointer}, i64 {index}")
 
-    def load(self, kind, pointer):
+    def load(self, kind: str, pointer: str) -> str:
         """A value from memory."""
         return self.op(f"load {kind}, ptr {pointer}, align {4 if kind == 'float' else 8}")
 
-    def store(self, kind, value, pointer):
+    def store(self, kind: str, value: Value, pointer: str) -> None:
         """Write a value to memory."""
         self.lines.append(f"store {kind} {value}, ptr {pointer}, align {4 if kind == 'float' else 8}")
 
-    def held(self, pointer, index=0):
+    def held(self, pointer: str, index: Value = 0) -> str:
         """A register from memory of the kernel's own."""
         return self.op(f"load {self.floats}, ptr {self.at(pointer, index, self.floats)}, align 64")
 
-    def hold(self, value, pointer, index=0):
+    def hold(self, value: str, pointer: str, index: Value = 0) -> None:
         """Write a register to memory of the kernel's own."""
         self.lines.append(f"store {self.floats} {value}, ptr {self.at(pointer, index, self.floats)}, align 64")
 
-    def read(self, pointer):
+    def read(self, pointer: str) -> str:
         """A register from anywhere."""
         return self.op(f"load {self.floats}, ptr {pointer}, align 4")
 
-    def var(self, kind, value=None, count=1):
+    def var(self, kind: str, value: Value | None = None, count: int = 1) -> str:
         """Memory on the stack, of which LLVM makes registers where it can."""
         name = self.name()
         self.lines.insert(self.entry, f"{name} = alloca {kind}, i64 {count}, align 64")
@@ -64,28 +68,28 @@ class Writer:
             self.store(kind, value, name)
         return name
 
-    def all(self, value, kind="float"):
+    def all(self, value: Value, kind: str = "float") -> str:
         """A register of one value."""
         vector = f"<{self.lanes} x {kind}>"
         one = self.op(f"insertelement {vector} poison, {kind} {value}, i32 0")
         return self.op(f"shufflevector {vector} {one}, {vector} poison, {self.ints} zeroinitializer")
 
-    def number(self, value):
+    def number(self, value: float) -> str:
         """A register of one number."""
         bits = struct.pack(">d", struct.unpack("f", struct.pack("f", value))[0])
         return self.all(f"0x{bits.hex().upper()}")
 
-    def math(self, name, *given):
+    def math(self, name: str, *given: str) -> str:
         """One of LLVM's functions of registers."""
         values = ", ".join(f"{self.floats} {x}" for x in given)
         return self.op(f"call {self.floats} @llvm.{name}.v{self.lanes}f32({values})")
 
-    def larger(self, one, other):
+    def larger(self, one: str, other: str) -> str:
         """The larger of two registers, and `other` where one of them is no number."""
         more = self.op(f"fcmp ogt {self.floats} {one}, {other}")
         return self.op(f"select <{self.lanes} x i1> {more}, {self.floats} {one}, {self.floats} {other}")
 
-    def seen(self, key, lo, size, score):
+    def seen(self, key: Value, lo: str, size: str, score: str) -> str:
         """`score` in lanes that see a key, of which each sees `size` from `lo` on."""
         key = self.all(self.op(f"trunc i64 {key} to i32"), "i32")
         inside = self.op(f"icmp ult {self.ints} {self.do('sub', key, lo, kind=self.ints)}, {size}")
@@ -93,12 +97,12 @@ class Writer:
             f"select <{self.lanes} x i1> {inside}, {self.floats} {score}, {self.floats} {self.number(UNSEEN)}"
         )
 
-    def label(self, name):
+    def label(self, name: str) -> None:
         """Begin a block, which the one before goes on with."""
         self.lines += [f"br label %{name}", f"{name}:"]
 
     @contextmanager
-    def loop(self, end: str | int, step: int = 1) -> Iterator[str]:
+    def loop(self, end: Value, step: int = 1) -> Iterator[str]:
         """For i in range(0, end, step)."""
         i = self.var("i64", 0)
         label = f"loop{self.n}"
@@ -127,7 +131,7 @@ class Writer:
         yield
         self.lines += ["}"] if self.lines[-1].startswith("ret ") else ["ret void", "}"]
 
-    def transposed(self, rows):
+    def transposed(self, rows: list[str]) -> list[str]:
         """Registers whose lanes are the registers of `rows`, as many as lanes."""
         numbers, half = range(self.lanes), self.lanes // 2
         while half:
