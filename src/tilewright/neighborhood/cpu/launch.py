@@ -81,7 +81,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """See `neighborhood.backends`."""
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-    logs = {"s": lse * (-1 / log(2)), "t": torch.empty_like(lse, memory_format=torch.contiguous_format)}
+    logs = {"s": (lse * (-1 / log(2))).contiguous(), "t": lse.new_empty(lse.shape)}
     more = _by_head(extra)
     pairs = partial(_products, out, grad, logs["t"])
     _share(pairs, [(entry, *place) for entry in range(len(q)) for place in _places(q.shape[1:-2])])
