@@ -35,7 +35,7 @@ class Memory(local):
         size = prod(shape)
         held = self._held.get(name)
         if held is None or len(held) < size:
-            held = self._held[name] = torch.empty(size, dtype=torch.float32)
+            held = self._held[name] = torch.empty(size, dtype=torch.float32, device="cpu")
         return held[:size].view(shape)
 
     def copy(self, name: str, x: Tensor, width: int) -> Tensor:
