@@ -1,4 +1,7 @@
-"""The workflow itself, by Snakemake, on part of the small study, `helpers.checkout.TINY`. `.ci/run` runs all of it."""
+"""The workflow itself, by Snakemake, on part of the small study, `helpers.checkout.TINY`.
+
+What is due is planned where all files are there, empty. Jobs run in slow tests, and in `.ci/run`, which runs all of it.
+"""
 
 import os
 import re
@@ -12,7 +15,7 @@ import pytest
 
 from helpers import checkout as small
 from helpers import loaded
-from helpers.checkout import appended, copied, merged, overlay, snakemake
+from helpers.checkout import appended, copied, finish, merged, overlay, snakemake
 from tilewright import graph
 from tilewright.attention import blocks
 from tilewright_study import config, figures
@@ -43,7 +46,15 @@ def traces(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def study(checkout, traces, tmp_path_factory):
+def study(checkout, tmp_path_factory):
+    """A folder where `TARGETS` and `PACKED` are done, of empty files."""
+    directory = tmp_path_factory.mktemp("done")
+    finish(directory, *TARGETS, *PACKED, configs=(TINY,), source=checkout, cores=1)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def ran(checkout, traces, tmp_path_factory):
     """A finished run of `TARGETS` and `PACKED`."""
     directory = tmp_path_factory.mktemp("study")
     given = {"source": checkout, "variables": loaded.traced(traces), "capture_output": True}
@@ -52,21 +63,34 @@ def study(checkout, traces, tmp_path_factory):
     return directory
 
 
-def test_a_second_run_does_nothing(study, checkout):
-    assert graph.load(study / "results/graphs/vil-tiny-64-s1.npz").entries > 0
-    assert {path.suffix for path in study.glob("figures/fill.*")} == {".svg", ".png", ".pdf", ".json"}
-    done = snakemake(study, *TARGETS, *RUN, source=checkout, capture_output=True)
+@pytest.mark.slow
+def test_a_second_run_does_nothing(ran, checkout):
+    assert graph.load(ran / "results/graphs/vil-tiny-64-s1.npz").entries > 0
+    assert {path.suffix for path in ran.glob("figures/fill.*")} == {".svg", ".png", ".pdf", ".json"}
+    assert list((ran / ".snakemake/plans").glob("*.plan"))
+    done = snakemake(ran, *TARGETS, *RUN, source=checkout, capture_output=True)
     assert "Nothing to be done" in done.stderr + done.stdout
 
 
-def test_a_figure_is_made_by_name(study, checkout):
-    figure = study / "figures/fill.svg"
-    content = figure.read_bytes()
-    figure.unlink()
-    assert [name for name, _ in plan(study, "figures/fill.svg", source=checkout)] == ["figure"]
-    done = snakemake(study, "figures/fill.svg", *RUN, source=checkout, capture_output=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["figures/fill.svg", "results/tables/fill.md"])
+def test_a_figure_and_a_table_are_made_by_name(ran, checkout, name):
+    content = (ran / name).read_bytes()
+    (ran / name).unlink()
+    done = snakemake(ran, name, *RUN, source=checkout, capture_output=True)
     assert done.returncode == 0, done.stderr
-    assert figure.read_bytes() == content
+    assert (ran / name).read_bytes() == content
+
+
+def test_what_is_whole_is_not_due_and_a_file_that_is_lost_is_made_alone(study, checkout, tmp_path):
+    assert plan(study, *TARGETS, *PACKED, source=checkout) == []
+    for name, job in (
+        ("figures/fill.svg", ("figure", {"figure": "fill"})),
+        ("results/tables/fill.md", ("table", {"table": "fill"})),
+    ):
+        kept = (study / name).rename(tmp_path / "kept")
+        assert plan(study, name, source=checkout) == [job]
+        kept.rename(study / name)
 
 
 def assert_only_order(jobs, order):
@@ -109,8 +133,9 @@ def test_a_changed_script_reruns_its_stage_and_what_follows(study, checkout):
     assert not names & {"graph", "reorder", "blocks", "profile", "baselines"}
 
 
-def test_what_jobs_load_is_their_code(study, checkout, traces):
-    (jobs,) = described(study, *TARGETS, *PACKED, source=checkout)
+@pytest.mark.slow
+def test_what_jobs_load_is_their_code(ran, checkout, traces):
+    (jobs,) = described(ran, *TARGETS, *PACKED, source=checkout)
     found = loaded.missed(jobs, traces)
     assert found.keys() >= {
         "graph",
@@ -147,8 +172,7 @@ def test_a_change_whose_job_was_interrupted_is_missed_by_a_figure(study, checkou
     assert {name for name, _ in jobs} >= {rule, "figure"}
 
 
-def test_networks_follow_their_code_and_keep_plans_in_the_folder(study, checkout):
-    assert list((study / ".snakemake/plans").glob("*.plan"))
+def test_networks_follow_their_code(study, checkout):
     with appended(checkout / "src/tilewright/networks/regionvit.py", "\nCHANGED = True\n"):
         jobs = plan(study, *TARGETS, source=checkout)
     assert [w for name, w in jobs if name == "experiment"] == [{"experiment": "networks", "case": "regionvit-tiny-64"}]
@@ -168,8 +192,9 @@ def test_a_changed_batching_reruns_pruned_networks_alone(study, checkout):
         assert rerun() == []
 
 
-def test_recorded_logs_are_shown_without_their_device(study, checkout, tmp_path):
-    record.collect(study, tmp_path / "rows", _select.logs(config.load(merged(TINY))))
+@pytest.mark.slow
+def test_recorded_logs_are_shown_without_their_device(ran, checkout, tmp_path):
+    record.collect(ran, tmp_path / "rows", _select.logs(config.load(merged(TINY))))
     recorded = overlay(tmp_path / "study.recorded.yaml", {"recorded": str(tmp_path / "rows"), "device": "cuda"})
     wanted = ("figures/latency_vil.svg", "results/tables/end_to_end.csv")
     run = ("--cores", "1", "--configfile", TINY, recorded)
@@ -177,7 +202,7 @@ def test_recorded_logs_are_shown_without_their_device(study, checkout, tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "results/logs").exists()
     for path in wanted:
-        (words, numbers), (expected, rounded) = (parts(folder / path) for folder in (study, tmp_path))
+        (words, numbers), (expected, rounded) = (parts(folder / path) for folder in (ran, tmp_path))
         assert words == expected
         # Recorded numbers are rounded.
         assert rounded == pytest.approx(numbers, rel=1e-4, abs=1e-3)
@@ -202,13 +227,13 @@ def test_a_failed_rule_prints_the_end_of_its_log(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_changed_page_makes_the_report_again_alone(study, checkout, tmp_path, tmp_path_factory):
-    # Most of what this part of the study shows was made with `study`.
+def test_a_changed_page_makes_the_report_again_alone(ran, checkout, tmp_path, tmp_path_factory):
+    # Most of what this part of the study shows was made with `ran`.
     part = {"experiments": ["attention"], "workloads": ["vil-tiny-64-s1"], "orders": ["ic"]}
     configs = (TINY, overlay(tmp_path / "part.yaml", part))
     shown = figures.selected(config.load(merged(*configs)))
     # As deep as the study: commands name the checkout by its relative path, and others would run again.
-    directory = shutil.copytree(study, tmp_path_factory.mktemp("page"), dirs_exist_ok=True)
+    directory = shutil.copytree(ran, tmp_path_factory.mktemp("page"), dirs_exist_ok=True)
     jobs = plan(directory, "results/report.html", configs=configs, source=checkout)
     assert not {"profile", "bench", "baselines", "experiment"} & {name for name, _ in jobs}
     run = ("--cores", "1", "--configfile", *configs)
@@ -241,29 +266,24 @@ def test_a_killed_run_resumes_and_leaves_no_broken_file(tmp_path):
         blocks.load(tmp_path / path)
 
 
-def test_a_stale_table_is_made_alone(study, checkout):
-    table = study / "results/tables/fill.md"
-    content = table.read_text()
-    table.unlink()
-    assert plan(study, "results/tables/fill.md", source=checkout) == [("table", {"table": "fill"})]
-    done = snakemake(study, "results/tables/fill.md", *RUN, source=checkout, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert table.read_text() == content
+def test_a_table_and_its_figure_follow_the_tables_code(study, checkout):
     with appended(checkout / "src/tilewright_study/experiments/attention/table_fill.py", "\nCHANGED = True\n"):
         # The figure is drawn with the table's code.
         assert {name for jobs in plan(study, *TARGETS, source=checkout) for name in jobs[1].values()} == {"fill"}
         assert plan(study, "results/tables/end_to_end.csv", source=checkout) == []
 
 
-def test_another_folder_takes_all_that_a_run_writes(study, checkout):
-    assert {"figures", "results", "logs", ".snakemake"} <= {path.name for path in study.iterdir()}
+@pytest.mark.slow
+def test_another_folder_takes_all_that_a_run_writes(ran, checkout):
+    assert {"figures", "results", "logs", ".snakemake"} <= {path.name for path in ran.iterdir()}
     assert not {"figures", "results", "logs"} & {path.name for path in checkout.iterdir()}
 
 
-def test_the_report_of_what_was_made(study, checkout, tmp_path):
+@pytest.mark.slow
+def test_the_report_of_what_was_made(ran, checkout, tmp_path):
     report = tmp_path / "study.report.html"
     shown = ("figures/fill.svg", "results/tables/fill.csv")
-    done = snakemake(study, *shown, "--report", report, *RUN[2:], source=checkout, capture_output=True)
+    done = snakemake(ran, *shown, "--report", report, *RUN[2:], source=checkout, capture_output=True)
     assert done.returncode == 0, done.stderr
     page = report.read_text()
     assert all(name in page for name in shown) and "figures/latency_vil.svg" not in page
