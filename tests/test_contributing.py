@@ -4,6 +4,7 @@ import ast
 import csv
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from helpers.checkout import run_loaded
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -47,10 +50,48 @@ def checkout(tmp_path_factory):
     return checkout
 
 
-@pytest.mark.parametrize(("title", "diff", "commands"), SHOWN, ids=[title for title, *_ in SHOWN])
-def test_an_addition_works_as_shown(title, diff, commands, checkout):
+# Run pytest and scripts, each of a line of its own, in one process.
+TOGETHER = """
+import shlex, sys
+import pytest
+from helpers.files import run_script
+for line in sys.argv[1:]:
+    command, *words = shlex.split(line)
+    done = run_script(*words) if command == "python" else None
+    status = pytest.main(words) if done is None else done.returncode
+    if status:
+        sys.exit(f"{line}: {done and done.stderr}")
+"""
+
+
+def assert_ok(diff, commands, checkout):
+    """The tables that commands have written hold rows of the baseline of a diff."""
     new = re.search(r"^--- /dev/null\n\+\+\+ b/.+/(\w+)\.py$", diff, re.MULTILINE).group(1)
     assert len(re.findall(r"^\+\+\+ ", diff, re.MULTILINE)) == 2, "one new file, one line"
+    for table in re.findall(r"--output (\S+\.csv)", commands):
+        rows = {row["provider"]: row["status"] for row in csv.DictReader((checkout / table).open())}
+        assert rows[new] == "ok"
+
+
+def test_additions_work_in_one_process_and_are_planned(checkout):
+    lines = [line for *_, commands in SHOWN for line in commands.splitlines()]
+    planned, scripts, tests = ([x for x in lines if x.startswith(way)] for way in ("snakemake", "python", "pytest"))
+    assert len(planned) + len(scripts) + len(tests) == len(lines) and planned and scripts and tests
+    environment = {**os.environ, "PYTHONPATH": f"{checkout}/src{os.pathsep}{checkout}/tests"}
+    command = [sys.executable, "-c", TOGETHER, *tests, *scripts]
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert len(re.findall(r"\b[1-9]\d* passed", done.stdout)) == len(tests) and "skipped" not in done.stdout
+    for line in planned:
+        status, printed = run_loaded(*shlex.split(line)[1:], "--dry-run", source=checkout, folder=checkout)
+        assert status == 0, printed
+    for _, diff, commands in SHOWN:
+        assert_ok(diff, commands, checkout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("title", "diff", "commands"), SHOWN, ids=[title for title, *_ in SHOWN])
+def test_an_addition_works_as_shown(title, diff, commands, checkout):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(checkout / "src")}
     for command in commands.splitlines():
@@ -58,9 +99,7 @@ def test_an_addition_works_as_shown(title, diff, commands, checkout):
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
         if command.startswith("pytest"):
             assert re.search(r"\b[1-9]\d* passed", done.stdout) and "skipped" not in done.stdout
-    for table in re.findall(r"--output (\S+\.csv)", commands):
-        rows = {row["provider"]: row["status"] for row in csv.DictReader((checkout / table).open())}
-        assert rows[new] == "ok"
+    assert_ok(diff, commands, checkout)
 
 
 def test_four_families_are_shown():
