@@ -1,10 +1,7 @@
 """The environments say the same: pyproject's bounds, the lock that make installs, conda's files, the containers."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from helpers.checkout import dry_run
 from tilewright.core import _internals
 
 ROOT = Path(__file__).parents[1]
@@ -162,11 +160,9 @@ def test_what_the_recipes_copy_is_enough_to_plan_the_study(tmp_path):
         else:
             shutil.copy(ROOT / name, source / name)
     assert all((source / name).is_file() for name in ("Makefile", "requirements.lock", PROJECT["readme"]))
-    command = [sys.executable, "-m", "snakemake", "--snakefile", source / "Snakefile", "--directory", tmp_path / "run"]
-    profile = ["--workflow-profile", source / "profiles/default", "--dry-run", "--quiet", "all"]
-    environment = {**os.environ, "PYTHONPATH": str(source / "src")}
     for study in ([], ["--configfile", source / "config/h200.yaml"]):
-        subprocess.run([*command, *profile, *study], check=True, env=environment)
+        status, printed = dry_run(tmp_path / "run", "--quiet", "all", *study, source=source)
+        assert status == 0, printed
 
 
 # docs/environments.md: which machine installs what.

@@ -52,7 +52,7 @@ def near(found, expected):
     torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=2e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_patterns_by_head_and_image_are_those_of_masked_attention(data):
     by = data.draw(st.sampled_from(["head", "image", "both"]))

@@ -26,7 +26,7 @@ from tilewright.attention.schedule import record
 from tilewright.core.errors import ArtifactError, VersionError
 
 H, D, N = 2, 8, 48
-DAMAGED, CRAFTED = 400, 600
+DAMAGED, CRAFTED = 200, 300
 
 
 def pattern():

@@ -319,7 +319,7 @@ def test_memory_of_kept_lists_is_bounded():
         net(**given)
 
 
-@pytest.mark.parametrize("family", ["wan", "cogvideox-5b"])
+@pytest.mark.parametrize("family", ["wan", pytest.param("cogvideox-5b", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_compiled_layers_are_compiled_once_for_all_settings_steps_and_branches(family):
     torch._dynamo.reset()
@@ -459,7 +459,10 @@ def shared_out(family, stated, config, more):
         _context_parallel.attend = attend
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)], ids=lambda ranks: f"P{ranks}")
+# Each process loads diffusers. `tests/slices/test_parallel.py` guards what they share by default.
+@pytest.fixture(
+    scope="module", params=[pytest.param(number, marks=pytest.mark.slow) for number in (2, 3)], ids=lambda n: f"P{n}"
+)
 def ranks(request, tmp_path_factory):
     if not PARALLEL:
         pytest.skip(f"diffusers {diffusers.__version__} has no context parallelism")

@@ -188,9 +188,10 @@ def test_layouts_say_the_same_of_the_same_tokens(even):
 PRUNERS = {"threshold_l2": {"keep_range": (0.3, 0.7)}, "evit": {}, "ats": {}, "dynamicvit": {"predictor": "random"}}
 
 
-# Each batching with a pruner that keeps a range, and each pruner with rows that are packed.
+# By themselves, padded and packed rows with a pruner that keeps a range, and a learned one with packed rows.
+QUICK = ("padded", "threshold_l2"), ("ragged", "threshold_l2"), ("ragged", "dynamicvit")
 COMPILED = [
-    pytest.param(name, pruner, marks=[] if name == "ragged" or pruner == "threshold_l2" else pytest.mark.slow)
+    pytest.param(name, pruner, marks=[] if (name, pruner) in QUICK else pytest.mark.slow)
     for name in ("padded", "padded_unfused", "padded_kept", "ragged")
     for pruner in PRUNERS
 ]

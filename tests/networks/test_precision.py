@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers.cases import rest_slow
 from tilewright import networks
 from tilewright.core import precision
 from tilewright.core.errors import PatternError
@@ -22,7 +23,7 @@ def images(size, batch=8):
     return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
-@HALF
+@pytest.mark.parametrize("dtype", rest_slow([torch.bfloat16, torch.float16], 0), ids=str)
 @pytest.mark.parametrize("family", NETWORKS)
 @torch.inference_mode()
 def test_attentions_agree_in_16_bits(family, dtype, tmp_path_factory, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.cases import rest_slow
 from helpers.ranks import Ranks
 from tilewright import networks
 from tilewright.core.errors import ConfigError, PatternError
@@ -23,7 +24,8 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=lambda ranks: f"P{ranks}")
+# Shares of three are of unequal lengths.
+@pytest.fixture(scope="module", params=rest_slow([2, 3], 1), ids=lambda ranks: f"P{ranks}")
 def ranks(request, tmp_path_factory):
     found = Ranks(request.param, tmp_path_factory.mktemp("ranks"))
     yield found

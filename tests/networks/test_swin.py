@@ -205,7 +205,7 @@ def test_dropped_channels_are_those_of_zero_weights(network, inputs, fuse, width
     torch.testing.assert_close(network(inputs, path), expected, **EXACT)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     size=st.tuples(*2 * [st.integers(32, 150)]),
     blocks=st.tuples(*(st.text("01", min_size=n, max_size=n) for n in (2, 2, 3, 2))),

@@ -249,7 +249,7 @@ def test_every_attention_gives_the_same_logits(mode, position):
     torch.testing.assert_close(logits["tilewright"], logits["dense"], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("size", NO_SQUARES, ids=str)
+@pytest.mark.parametrize("size", [pytest.param(NO_SQUARES[0], marks=pytest.mark.slow), NO_SQUARES[1]], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 @torch.no_grad()
 def test_every_attention_gives_the_same_logits_of_images_that_are_no_squares(mode, size):

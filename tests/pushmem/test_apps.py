@@ -14,12 +14,20 @@ from tilewright_study.experiments.push import apps
 from tilewright_study.stages.push_app import cost
 
 SIDES = {"layers": (8,), "mixer": (16,), "resnet": (8,), "mobilenet": (8, 13)}
+SLOW = [("mobilenet", 13), ("patch_embed", 29), ("channels", 29)]
 
 
 @pytest.mark.parametrize("memory", ["pub", "dp"])
-@pytest.mark.parametrize("app", apps.NAMES)
-def test_an_app_gives_the_words_of_numpy(app, memory):
-    for side in SIDES.get(app, (16, 29)):
+@pytest.mark.parametrize(
+    ("app", "sides"),
+    [
+        *((app, [side for side in SIDES.get(app, (16, 29)) if (app, side) not in SLOW]) for app in apps.NAMES),
+        *(pytest.param(app, [side], marks=pytest.mark.slow) for app, side in SLOW),
+    ],
+    ids=str,
+)
+def test_an_app_gives_the_words_of_numpy(app, sides, memory):
+    for side in sides:
         outputs, mapped = compiled(f"{app}-{side}", memory)
         for data in (words(outputs), words(outputs, value=65535), words(outputs, value=0)):
             run = simulate.run(mapped, data)

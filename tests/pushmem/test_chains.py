@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import extras
+from helpers.cases import rest_slow
 from helpers.push import fails, without_parts, words
 from tilewright.pushmem import configuration, mapping, netlist, simulate, storage
 from tilewright.pushmem.dsl import Input, Stage
@@ -86,12 +87,12 @@ def test_the_last_word_of_a_tile_and_the_first_of_the_next():
     assert sorted(found[found > 0]) == [CAPACITY, CAPACITY + 1]
 
 
-@pytest.mark.parametrize(("side", "tiles"), [(64, 2), (76, 3), (77, 4), (100, 5)])
+@pytest.mark.parametrize(("side", "tiles"), rest_slow([(64, 2), (76, 3), (77, 4), (100, 5)], 1, 2))
 def test_a_chain_has_as_many_tiles_as_its_words_need(side, tiles):
     assert chains(exact(apps.program(f"transpose-{side}"))) == [tiles]
 
 
-@pytest.mark.parametrize("app", ["transpose-76", "channels-62"])
+@pytest.mark.parametrize("app", rest_slow(["transpose-76", "channels-62"], 0))
 def test_a_chain_without_one_of_its_parts_fails(app):
     outputs = apps.program(app)
     mapped, data = mapping.compile(outputs), words(outputs)
@@ -120,7 +121,7 @@ def test_more_tiles_than_the_array_has():
         mapping.compile(turned(600, 600))
 
 
-@pytest.mark.parametrize(("app", "memory"), [("transpose-77", "pub"), ("channels-46", "dp")])
+@pytest.mark.parametrize(("app", "memory"), rest_slow([("transpose-77", "pub"), ("channels-46", "dp")], 1))
 def test_the_rtl_of_a_chain_gives_the_words_of_numpy(app, memory):
     extras.need("amaranth", "pyosys")
     outputs = apps.program(app)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from helpers import extras
+from helpers.cases import rest_slow
 from helpers.push import fails, without_parts, words
 from tilewright.pushmem import mapping, netlist, rates, simulate
 from tilewright.pushmem.dsl import Input, Reduce, Stage
@@ -58,7 +59,7 @@ def paces(mapped):
     return {mapped.schedule.strides[s.name][0] for s in mapped.program.statements}
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.data())
 def test_random_stages_with_an_outer_loop(data):
     windows, memory = data.draw(st.integers(1, 5)), data.draw(st.sampled_from(["pub", "dp"]))
@@ -80,7 +81,7 @@ def test_stages_begin_at_the_pace_of_the_longest(channels, memory):
 
 
 @pytest.mark.parametrize("memory", ["pub", "dp"])
-@pytest.mark.parametrize("windows", [2, 3, 8])
+@pytest.mark.parametrize("windows", rest_slow([2, 3, 8], 0, 2))
 def test_a_buffer_between_stages_is_double_however_many_iterations_there_are(windows, memory):
     tokens = 16
     mapped = exact(products(windows, tokens, 4), memory)
@@ -144,7 +145,7 @@ def _without(extents, address, pitch):
     return structs.replace(address, strides=tuple(0 if s == pitch and e == 6 else s for e, s in steps))
 
 
-@pytest.mark.parametrize(("app", "memory"), [("layers-8", "dp"), ("mixer-16", "pub")])
+@pytest.mark.parametrize(("app", "memory"), rest_slow([("layers-8", "dp"), ("mixer-16", "pub")], 0))
 def test_the_rtl_gives_the_words_of_numpy(app, memory):
     extras.need("amaranth", "pyosys")
     outputs = apps.program(app)

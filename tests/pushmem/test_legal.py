@@ -11,7 +11,7 @@ from tilewright.pushmem.memories import ConflictError
 from tilewright.pushmem.settings import Affine
 
 PUB, DP = memories.member("pub"), memories.member("dp")
-DRAWN = 40
+DRAWN = 25
 
 
 def controller(memory, name, extents, cycle, **addresses):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import extras
+from helpers.cases import rest_slow
 from helpers.push import words
 from tilewright.pushmem import mapping, netlist, orders, simulate
 from tilewright.pushmem.dsl import Input, Reduce, Stage
@@ -60,7 +61,7 @@ def test_the_words_are_numpys_in_any_legal_order(order):
     assert mapped.program.statements[1].loops == order[:2]
 
 
-@pytest.mark.parametrize("memory", ["pub", "dp"])
+@pytest.mark.parametrize("memory", rest_slow(["pub", "dp"], 1))
 def test_auto_is_as_fast_as_the_best_order_that_is_named(memory):
     least = []
     for order in orders.legal(lower(convolution(None)).statements[0]):
@@ -73,7 +74,9 @@ def test_auto_is_as_fast_as_the_best_order_that_is_named(memory):
     assert (found.schedule.last_cycle, len(found.tiles)) == min(least)
 
 
-@pytest.mark.parametrize(("app", "written"), [("mobilenet-28", "depthwise"), ("patch_embed-32", "tokens")])
+@pytest.mark.parametrize(
+    ("app", "written"), rest_slow([("mobilenet-28", "depthwise"), ("patch_embed-32", "tokens")], 1)
+)
 def test_an_app_finds_the_order_that_it_was_written_in(app, written):
     mapped = exact(apps.program(app), "pub")
     assert mapped.program.axes == {}
@@ -90,7 +93,7 @@ def test_columns_that_only_round_up_a_loop_cost_nothing_where_they_come_last():
     assert len(mapped.tiles) == 6
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.data())
 def test_random_reductions(data):
     """Any legal order gives numpy's words or is refused in one line; ``auto`` is never slower than one that maps."""

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from helpers.cases import rest_slow
 from tilewright import masks
 from tilewright.pushmem.errors import MappingError
 from tilewright_study.experiments.push_attention import array as attention
@@ -31,7 +32,7 @@ def test_deliveries_a_cycle_early_are_wrong():
     assert attention.deliver(dataclasses.replace(layer, outputs=((times - 1, keys), other))).wrong
 
 
-@pytest.mark.parametrize("name", ["vil-tiny-224-s1", "regionvit-tiny-224-s1"])
+@pytest.mark.parametrize("name", rest_slow(["vil-tiny-224-s1", "regionvit-tiny-224-s1"], 1))
 def test_delivered_vectors_give_the_reference(name):
     import torch
 

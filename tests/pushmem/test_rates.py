@@ -48,7 +48,7 @@ def program(draw):
 @pytest.mark.parametrize("memory", ["pub", "dp"])
 def test_every_word_of_a_random_program_is_delivered(memory):
     draw, done = np.random.default_rng(4), 0
-    for _ in range(12):
+    for _ in range(6):
         outputs = program(draw)
         try:
             mapped = mapping.compile(outputs, memory)
@@ -59,7 +59,7 @@ def test_every_word_of_a_random_program_is_delivered(memory):
         assert run.words == sum(np.prod(output.shape) for output in outputs)
         assert simulate.differing_words(mapped, outputs, data, run.outputs) == 0
         done += 1
-    assert done >= 4
+    assert done >= 2
 
 
 def test_rows_that_are_read_twice_take_twice_as_long_also_in_rtl():

@@ -33,7 +33,7 @@ def test_an_app_leaves_three_files_that_agree(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("app", "memory"),
     [
-        *(("harris-32", "pub"), ("transpose-64", "pub"), ("layers-8", "pub")),
+        *(("harris-32", "pub"), ("transpose-64", "pub"), pytest.param("layers-8", "pub", marks=pytest.mark.slow)),
         *(("upsample-16", "dp"), ("mobilenet-16", "dp"), ("mixer-16", "dp")),
     ],
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from helpers import extras
+from helpers.cases import rest_slow
 from tilewright.core.errors import Unavailable
 from tilewright.pushmem import memories, recurrence, rtl, templates
 from tilewright_study.experiments.push import examples
@@ -78,7 +79,9 @@ def by_verilator(text, constants, inputs, outputs, folder):
     return run
 
 
-@pytest.mark.parametrize(("name", "simulated"), [("pub", by_yosys), ("dp", by_yosys), ("pub", by_verilator)])
+@pytest.mark.parametrize(
+    ("name", "simulated"), rest_slow([("pub", by_yosys), ("dp", by_yosys), ("pub", by_verilator)], 1, 2)
+)
 def test_the_written_verilog_gives_the_models_words(name, simulated, tmp_path):
     memory = memories.member(name)
     stream = examples.stream(f"line_buffer-{memory.PARAMETERS.outputs + 1}-12x9", memory.PARAMETERS)

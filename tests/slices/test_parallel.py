@@ -240,7 +240,7 @@ def test_without_a_process_group_there_is_an_error():
 def attended_by_one():
     """Rank 1 raises an error in its attention; the timeout is short."""
     dist.barrier()
-    group = dist.new_group(timeout=timedelta(seconds=5))
+    group = dist.new_group(timeout=timedelta(seconds=2))
     sharding = parallel.shard(20, 4, group)
 
     def attention(q, k, v):

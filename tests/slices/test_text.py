@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import library
 
 from helpers import selection as oracle
+from helpers.cases import rest_slow
 from helpers.gpu import TRITON_DEVICE
 from helpers.slices import DTYPES, LSE_TOLERANCE, check_attention, qkv, tokens
 from tilewright import reference, slices
@@ -95,8 +96,9 @@ def test_joint_attention_is_softmax_over_the_lists_and_all_keys_of_text(data, de
         assert mask[b][..., text].all() and not mask[b][..., length:].any()
 
 
-@pytest.mark.parametrize("by", ["pooled", "column"])
-@pytest.mark.parametrize("width", [1, 16])
+@pytest.mark.parametrize(
+    ("width", "by"), rest_slow([(1, "pooled"), (16, "column"), (16, "pooled"), (1, "column")], 0, 1)
+)
 def test_padding_is_as_if_it_were_not_there(width, by, device):
     """The lists of an entry are those of the entry alone without its padding."""
     q, k, _ = qkv(3, 2, 150, 150, 64, device=device)
@@ -245,7 +247,7 @@ def test_dense_attention_leaves_padding_out(dtype):
     torch.testing.assert_close(lse.cpu().double(), sums, rtol=0, atol=LSE_TOLERANCE)
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("packed", rest_slow([True, False], 0))
 def test_lists_of_joint_attention_are_kept_across_steps(packed, device):
     q, k, v = qkv(2, 2, 120, 120, 64, device=device)
     lengths = torch.tensor([120, 95], device=device)
@@ -273,7 +275,7 @@ def test_lengths_out_of_range_make_all_nan_and_are_told(lengths, device):
         lists.check()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"], 0))
 def test_compiled_as_one_graph(backend, device):
     q, k, v = qkv(2, 2, 120, 120, 64, device=device)
     lengths = torch.tensor([120, 95], device=device)

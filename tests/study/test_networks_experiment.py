@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
+from helpers.cases import rest_slow
 from helpers.files import entered
 from helpers.rows import whole
 from tilewright import networks
@@ -293,7 +294,7 @@ def test_compiled_networks_have_rows_of_their_own(monkeypatch):
     assert compiled["p50_us"] > 0 and compiled["attention_us"] == ""
 
 
-@pytest.mark.parametrize("case", ["vil-tiny-64", "regionvit-tiny-64"])
+@pytest.mark.parametrize("case", rest_slow(["vil-tiny-64", "regionvit-tiny-64"], 0))
 def test_a_network_is_compiled_whole_and_without_the_tables_that_its_first_call_makes(monkeypatch, case):
     # Compiling takes as long as there are blocks.
     monkeypatch.setitem(MEMBERS["vision_longformer"].BLOCKS, "tiny", (1, 1, 2, 1))

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from snakemake.utils import update_config
 
+from helpers.cases import rest_slow
 from helpers.checkout import ROOT, TINY, appended, copied, described, dry_run, merged, overlay, run_loaded
 from tilewright.core.errors import ArtifactError
 from tilewright_study import config, experiments, origins
@@ -309,9 +310,9 @@ def test_where_a_study_lies_makes_nothing_stale(base, tmp_path):
 @pytest.mark.parametrize(
     ("path", "stale"),
     [
-        ("tilewright_study/accelerators/technology.yaml", {"experiment_untimed"}),
+        pytest.param("tilewright_study/accelerators/technology.yaml", {"experiment_untimed"}, marks=pytest.mark.slow),
         ("tilewright_study/scenes/objects.csv", {"classifier", "train", "experiment", "path_pictures", "figure"}),
-        ("tilewright_study/report/style.css", {"report"}),
+        pytest.param("tilewright_study/report/style.css", {"report"}, marks=pytest.mark.slow),
         ("tilewright_study/stages/graph.py", {"graph"}),
     ],
 )
@@ -352,7 +353,7 @@ def test_recorded_rows_that_are_not_there_are_missed(tmp_path):
     assert status != 0 and "found none in expected/paper/none" in printed
 
 
-@pytest.mark.parametrize("prefix", ["", "mine/"])
+@pytest.mark.parametrize("prefix", rest_slow(["", "mine/"], 1))
 def test_a_part_of_the_configuration_is_enough_for_a_module(tmp_path, prefix):
     mine = tmp_path / "Snakefile"
     stated = {"experiments": ["attention", "video", "push"], "seed": 1}

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from helpers import synthetic
+from helpers.cases import rest_slow
 from helpers.checkout import ALL, ROOT, merged
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
@@ -187,7 +188,7 @@ def test_claims_about_streams_are_judged(measure, contender, expected, verdict, 
     assert found["verdict"] == verdict, found
 
 
-@pytest.mark.parametrize("exact", ["highs", "exhaustive"])
+@pytest.mark.parametrize("exact", rest_slow(["highs", "exhaustive"], 0))
 def test_a_second_round_knows_what_the_first_one_overrated(exact):
     options = segformer.Options(variant="b2", image_size=512, num_classes=3)
     base = Path.full(options)
@@ -251,6 +252,7 @@ def weights(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     few = {"fit": 2, "choice": 2, "test": 2, "novel": 1, "drawn": 5, "timed": 1, "budgets": 2, "proposals": 12}

@@ -70,7 +70,7 @@ def made(checkout):
 
 def test_what_time_ended_is_named_and_goes_on_in_the_next_call(checkout, monkeypatch):
     monkeypatch.setenv("ENDLESS", "results/logs/heatmap/512.csv")
-    record.run("box", [], 0.1, checkout)
+    record.run("box", [], 0.06, checkout)
     names, said = made(checkout)
     assert names == {record.RUN, "ragged.csv", "heatmap.csv"} and said["left_out"] == {"heatmap/512": "no time"}
     assert said["rows"] == 2 and said["commit"] == [COMMIT] and len(said["minutes"]) == 1

@@ -410,6 +410,7 @@ def test_dark_pages_are_dark_and_pictures_stay_on_white(wide):
 
 
 @in_browser
+@pytest.mark.parametrize("opened", [1280], indirect=True)
 def test_pointing_at_an_item_says_what_it_is(opened):
     opened.run(
         "document.documentElement.style.scrollBehavior = 'auto'; document.getElementById('plot').scrollIntoView()"
@@ -452,6 +453,7 @@ def test_the_choice_decides_what_is_drawn(wide):
 
 
 @in_browser
+@pytest.mark.parametrize("opened", [390], indirect=True)
 def test_tables_are_sorted_and_searched(opened):
     rows = "[...document.querySelectorAll('#rows-latency tbody tr:not([hidden])')]"
     column = f"return {rows}.map((row) => row.cells[9].dataset.value)"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.cases import rest_slow
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright_study import experiments
 from tilewright_study.experiments import orders as member
@@ -68,7 +69,9 @@ def test_what_ended_a_run_is_told_where_its_rows_cannot_be_written(tmp_path, mon
     assert "the 1 rows so far are lost: second" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"])
+@pytest.mark.parametrize(
+    ("number", "status"), rest_slow([(signal.SIGTERM, 143), (signal.SIGINT, 130)], 0), ids=["term", "int"]
+)
 def test_a_signal_keeps_the_rows_and_the_status_says_so(tmp_path, number, status):
     output = tmp_path / "times.csv"
     program = f"""

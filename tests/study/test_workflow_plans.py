@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import yaml
 
+from helpers.cases import rest_slow
 from helpers.checkout import ALL, JOB, ROOT, RUN, TINY, dry_run, linked, merged, overlay, plan, run_loaded
 from tilewright import masks
 from tilewright.packed import pruners
@@ -18,6 +19,7 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/tutor
 # Other tests of this file plan the whole study and single experiments of a GPU's; a dry run and another folder are what
 # all of them do.
 PLANNED = {"--cores all --configfile config/all.yaml", "--cores all --dry-run", "--cores all --directory ../study"}
+PLANNED |= {"--cores all", "--workflow-profile profiles/h200"}
 PLANNED |= {
     f"--workflow-profile profiles/h200 --config 'experiments=[{names}]'"
     for names in ("pruned_accuracy", "worth", "ragged, pruned")
@@ -27,7 +29,10 @@ STATED = {
     for page in PAGES
     for line in re.findall(r"^ *snakemake (.+?)(?: +#.*)?$", page.read_text(), re.MULTILINE)
 }
-DOCUMENTED = sorted(STATED - PLANNED)
+# Files by their names alone are planned together.
+_NAMED = {line for line in STATED - PLANNED if re.fullmatch(r"--cores \w+( (?:figures|results)/\S+)+", line)}
+_TOGETHER = "--cores all " + " ".join(sorted({word for line in _NAMED for word in line.split()[2:]}))
+DOCUMENTED = [*sorted(STATED - PLANNED - _NAMED), _TOGETHER]
 # The rules of experiments whose cases need no file of the study.
 EXPERIMENTS = ("experiment", "experiment_on_host", "experiment_untimed")
 
@@ -154,7 +159,7 @@ def test_windows_that_pay_are_a_case_a_grid(tmp_path, name, cases):
     assert counts == {"experiment": cases, "figure": 1, "table": 1, "report": 1, "all": 1}
 
 
-@pytest.mark.parametrize("kinds", [2, 1])
+@pytest.mark.parametrize("kinds", rest_slow([2, 1], 1))
 def test_a_study_says_how_many_kinds_of_tiles_a_round_may_have(tmp_path, kinds):
     changed = overlay(tmp_path / "kinds.yaml", {"schedule": {"max_tile_kinds": kinds}})
     _, planned = dry_run(tmp_path, "--printshellcmds", "--until", "schedule", "--configfile", TINY, changed)
@@ -173,7 +178,9 @@ def test_profiles_and_networks_read_one_cache(gpu_study):
 PACKED, LESS = {"experiments": ["ragged", "pruned"]}, {"recorded": str(ROOT / "expected/h100")}
 
 
-@pytest.mark.parametrize(("more", "stated"), [((), {}), (("h200_peers",), {}), ((), PACKED), ((), LESS)])
+@pytest.mark.parametrize(
+    ("more", "stated"), rest_slow([((), {}), (("h200_peers",), {}), ((), PACKED), ((), LESS)], 0, 3)
+)
 def test_recorded_gpu_rows_suffice_for_every_study(tmp_path, more, stated):
     recorded = overlay(tmp_path / "recorded.yaml", {"recorded": str(ROOT / "expected/h200"), **stated})
     given = [ROOT / f"config/{name}.yaml" for name in ("h200", *more)]
@@ -198,7 +205,7 @@ def test_selected_experiments_of_the_gpu_study_run_alone(tmp_path):
 COMPILING = {"attention": {"baselines": ["sdpa_dense", "flex"]}, "networks": {"attention": {"flex": [1]}}}
 
 
-@pytest.mark.parametrize("section", COMPILING)
+@pytest.mark.parametrize("section", rest_slow([*COMPILING], 0))
 def test_what_does_not_compile_is_not_compiled_ahead(tmp_path, section):
     compiling = overlay(tmp_path / "flex.yaml", {section: COMPILING[section], "neighborhood": {"layers": []}})
     counts = Counter(name for name, _ in plan(tmp_path, configs=(TINY, compiling)))
@@ -278,7 +285,7 @@ def test_every_figure_and_table_is_a_target(tmp_path):
 
 @pytest.mark.parametrize(
     ("stage", "rules"),
-    [("graph", {"graph"}), ("blocks", {"graph", "reorder", "blocks"})],
+    rest_slow([("graph", {"graph"}), ("blocks", {"graph", "reorder", "blocks"})], 1),
 )
 def test_until_stops_after_a_stage(tmp_path, stage, rules):
     assert {name for name, _ in plan(tmp_path, "--until", stage)} == rules

@@ -76,20 +76,21 @@ def test_b0_learns_scenes(tmp_path):
     assert not network.training and not list(tmp_path.glob("*.state.*"))
 
 
-def test_a_resumed_training_is_an_unbroken_one(tmp_path):
-    for recipe in (SHORT, msgspec.structs.replace(SHORT, paths=BESIDE)):
-        whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
-        segmentation.train(create(), Blobs(), recipe, whole)
-        calls = 0
-        while not (trained := segmentation.train(create(), Blobs(), recipe, parts, limit_s=0.05)).done:
-            calls += 1
-            assert trained.path == parts and calls < 99
-        assert calls >= 1
-        one, other = load_file(whole), load_file(parts)
-        assert all(torch.equal(x, other[name]) for name, x in one.items())
-        again = tmp_path / "again.safetensors"
-        segmentation.train(create(seed=1), Blobs(), recipe, again)
-        assert not torch.equal(load_file(again)["backbone.norm1.weight"], one["backbone.norm1.weight"])
+@pytest.mark.parametrize("paths", [BESIDE, pytest.param(None, marks=pytest.mark.slow)], ids=["beside", "alone"])
+def test_a_resumed_training_is_an_unbroken_one(tmp_path, paths):
+    recipe = msgspec.structs.replace(SHORT, paths=paths) if paths else SHORT
+    whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
+    segmentation.train(create(), Blobs(), recipe, whole)
+    calls = 0
+    while not (trained := segmentation.train(create(), Blobs(), recipe, parts, limit_s=0.05)).done:
+        calls += 1
+        assert trained.path == parts and calls < 99
+    assert calls >= 1
+    one, other = load_file(whole), load_file(parts)
+    assert all(torch.equal(x, other[name]) for name, x in one.items())
+    again = tmp_path / "again.safetensors"
+    segmentation.train(create(seed=1), Blobs(), recipe, again)
+    assert not torch.equal(load_file(again)["backbone.norm1.weight"], one["backbone.norm1.weight"])
 
 
 def test_paths_learn_from_the_full_one(tmp_path):
@@ -154,6 +155,7 @@ def gradients(monkeypatch, recipe, lowered, compiled, graphs=None):
     return found, {name: x.grad for name, x in network.named_parameters()}, warmed
 
 
+@pytest.mark.slow
 def test_paths_share_weights_and_what_is_compiled(monkeypatch):
     """However a step is taken, its gradients are the same."""
     stage = Stage(until=1.0, sizes=(64,), batch=2)

@@ -132,7 +132,7 @@ def extracted(graph, chosen, region_rows, large):
         return blocks.extract_all(graph, chosen, region_rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(dense=patterns(), region_rows=st.sampled_from([1, 7, 64, 128]), chunk=st.sampled_from([1, 300, 1 << 21]))
 def test_compiled_and_array_functions_give_the_blocks_of_an_oracle(dense, region_rows, chunk):
     graph = from_pattern(dense)

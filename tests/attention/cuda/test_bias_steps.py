@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilewright as tw
 from helpers import plans
+from helpers.cases import rest_slow
 from helpers.direct import Kernel
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright import graph, reference
@@ -165,7 +166,9 @@ def test_steps_made_again_are_those_of_the_usual_way(launched, of_bias, dtype, n
         assert names.count("tilewright_spread_peaks") == 1
 
 
-@pytest.mark.parametrize("units", [Units("image", H, (0, 1)), Units("both", H, (0, 1, 1, 0))], ids=lambda x: x.by)
+@pytest.mark.parametrize(
+    "units", rest_slow([Units("image", H, (0, 1)), Units("both", H, (0, 1, 1, 0))], 1), ids=lambda x: x.by
+)
 def test_steps_of_several_patterns(launched, units):
     found = [seeing(), seeing()]
     found[1][3:9, 10:30] = True
@@ -205,7 +208,7 @@ def misaligned(x):
 
 
 # The table, a token and the gradient.
-@pytest.mark.parametrize("which", [0, 3, 4])
+@pytest.mark.parametrize("which", rest_slow([0, 3, 4], 0, 2))
 def test_misaligned_tensors_go_the_usual_way(launched, which):
     call = prepared()
     given = [table_of(1), *tokens(1)]
@@ -258,7 +261,7 @@ def test_entries_that_no_pair_has_have_empty_lists():
     assert found == {0: [10, 40], 1: [], 2: [], 3: [0, 20, 30], 4: [], 5: [50], 6: []}
 
 
-@pytest.mark.parametrize("longest", [2, 512])
+@pytest.mark.parametrize("longest", rest_slow([2, 512], 0))
 def test_sums_in_several_pieces(monkeypatch, longest):
     monkeypatch.setattr(bias_gradients, "LONGEST", longest)
     call, other = prepared(), prepared()

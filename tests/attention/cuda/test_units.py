@@ -88,7 +88,7 @@ def test_gradients(monkeypatch, by, bias, split_keys):
 
 @pytest.mark.parametrize(
     "by, dtype, of",
-    cases([*GROUPS], [torch.float32, torch.float16], [("dense", 1024), ("table", 1024), ("table", 1)], times=2),
+    cases([*GROUPS], [torch.float32, torch.float16], [("dense", 1024), ("table", 1024), ("table", 1)]),
     ids=str,
 )
 def test_gradients_of_a_bias(monkeypatch, by, dtype, of):

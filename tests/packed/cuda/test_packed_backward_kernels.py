@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
+from helpers.cases import rest_slow
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.hopper import compiled
 from tilewright import reference
@@ -169,7 +170,7 @@ def test_a_gradient_of_another_form_is_named():
     "kernel",
     ["tilewright_packed_query_gradients", "tilewright_packed_key_gradients", "tilewright_bias_gradients"],
 )
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("head_dim", rest_slow([32, 64, 128], 2))
 def test_it_compiles_for_hopper(kernel, head_dim):
     form = config.for_backward(64, head_dim, torch.bfloat16)
     constants = {"BLOCK_M": 64, "ROWS": 64, "BLOCK_N": form.step_keys, "HEAD_DIM": head_dim, "HEADS": 6}

@@ -22,7 +22,7 @@ def extra():
         # Steps as stored: how far from the last firing of the loops inside to the next one.
         pytest.param((), (), 9, (0, 1, 0, 9), id="once"),
         pytest.param((16, 16), (1, 20), 4, (2, 256, 1 + 5, 4), id="rows with gaps"),
-        pytest.param((7, 6, 5), (1, 9, 65), 0, (3, 210, 1 + 3 + 14, 0), id="three loops"),
+        pytest.param(*((7, 6, 5), (1, 9, 65), 0, (3, 210, 1 + 3 + 14, 0)), id="three loops", marks=pytest.mark.slow),
         pytest.param(
             (2, 2, 2, 2, 2, 2), (1, 3, 8, 19, 50, 120), 3, (6, 64, 1 + 2 + 4 + 7 + 19 + 39, 3), id="six loops"
         ),

@@ -10,6 +10,7 @@ import torch
 from torch import library
 
 from helpers import selection as oracle
+from helpers.cases import rest_slow
 from helpers.slices import DTYPES, qkv, tokens
 from tilewright import slices
 from tilewright.core.errors import ConfigError, DeviceError, PatternError, UnknownNameError
@@ -194,8 +195,7 @@ def test_a_share_of_the_keys_fits_a_budget_of_that_share(width, n):
         assert lists.counts.min() >= min(share * n, n - width + 1)
 
 
-@pytest.mark.parametrize("parts", [None, 1], ids=["at once", "in parts"])
-@pytest.mark.parametrize("width", [1, 16])
+@pytest.mark.parametrize(("width", "parts"), rest_slow([(1, None), (16, 1), (1, 1), (16, None)], 0, 1))
 def test_a_head_may_keep_a_share_of_its_own(width, parts, device, monkeypatch):
     q, k = inputs(device)
     stated = {"rows": 32, "width": width, "budget": 0.6, "least": 0}
@@ -318,7 +318,7 @@ def test_a_mask_that_does_not_fit_is_told(device):
 # As an operator.
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"], 0))
 def test_compiled_as_one_graph(backend, device):
     q, k = inputs(device)
 
