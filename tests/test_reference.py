@@ -245,10 +245,14 @@ def test_keys_that_items_share_are_gathered_once():
     assert_close(call(q, k, v), reference.attention(q, k, v, torch.from_numpy(dense)))
 
 
-def test_a_chunk_is_cut_to_the_caches(monkeypatch):
-    tiny = cpu_launch.devices.describe("cpu") | {"l2_bytes": 1 << 12}
+@pytest.mark.parametrize(("l2_bytes", "together"), [(1 << 12, {False}), (1 << 14, {False, True}), (1 << 20, {True})])
+def test_a_chunk_is_cut_to_the_caches_and_large_items_are_handed_to_workers(monkeypatch, l2_bytes, together):
+    tiny = cpu_launch.devices.describe("cpu") | {"l2_bytes": l2_bytes, "threads": 2}
     monkeypatch.setattr(cpu_launch.devices, "describe", lambda kind: tiny)
-    assert_close(*run(plans.pattern(97, 61), ["8x1"], batch=3))
+    inputs = tokens(97, 61, batch=3)
+    call, inputs, expected = plans.prepared(cpu_executor.prepare, plans.pattern(97, 61, n_global=2), ["8x1"], inputs)
+    assert {launch.together for launch in call.launches} == together
+    assert_close(call(*inputs), expected)
 
 
 @pytest.mark.parametrize("names", [["16x1"], ["16x8"]], ids=lambda names: names[0])

@@ -135,10 +135,16 @@ def test_threads_make_their_first_calls_together(monkeypatch):
     before = torch.get_num_threads()
     make, check = planned()
     plan = make()
-    together([lambda: check(plan)] * THREADS)
-    assert len(cpu_workers._made) == 1
+
+    def call():
+        check(plan)
+        # Where there are several, workers share the heads of a backward.
+        plan(*(x.requires_grad_() for x in torch.randn(3, 1, H, 150, D))).sum().backward()
+
+    together([call] * THREADS)
+    assert len(cpu_workers._made) == min(1, before - 1)
     assert torch.get_num_threads() == before
-    assert plan._prepared.keys() == {(False, -1, False), (True, -1, False)}
+    assert plan._prepared.keys() == {(ordered, -1, tiles) for ordered, tiles in ((0, 0), (1, 0), (0, 1))}
 
 
 def planned(n_q=150, n_k=150, heads=H, **options):
@@ -161,7 +167,7 @@ def planned(n_q=150, n_k=150, heads=H, **options):
 
 
 def test_a_thread_that_starts_during_a_call_has_all_cores(monkeypatch):
-    """Inside of each chunk, of the sums of a backward, of a list of slices, and while workers are made."""
+    """Inside of the sums of a backward, of a list of slices, and while workers are made."""
     found = []
 
     def starting(call):
@@ -184,7 +190,7 @@ def test_a_thread_that_starts_during_a_call_has_all_cores(monkeypatch):
         mask = torch.ones(1, 1, 1, 100, dtype=torch.bool)
         slices.attend(*torch.randn(3, 1, H, 100, 64), slices.from_mask(mask, 100, heads=H))
         assert torch.get_num_threads() == 2
-    assert len(found) > 8 and set(found) == {2}
+    assert len(found) > 5 and set(found) == {2}
 
 
 def test_a_fork_calls_what_its_parent_prepared():

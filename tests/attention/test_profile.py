@@ -79,7 +79,6 @@ def test_every_class_runs_the_code_of_the_executor(cover):
         call()
         if launch.split:
             probe.merging(launch)()
-    probe.handing()()
     assert probe.passage()().shape == (1, 2, 150, 16)
     rows = sum(probe.passing_rows(shape) * probe.items.counts[shape] for shape in range(probe.items.n_shapes))
     assert rows == pytest.approx(cover.rows[cover.runs > 0].sum())

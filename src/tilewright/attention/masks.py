@@ -136,21 +136,21 @@ class ItemMasks:
         """Hold all masks as floats from now on."""
         self._floats = _lowered(self._expand(self._packed), self._peaks)
 
-    def take(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """``(masks, peaks)`` of the masks `ids` (int64 tensor): additive masks, float32 [len(ids), heads, M, K], and
-        what was taken off each row, [len(ids), heads, M], or None for nothing.
+    def take(self, ids: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """``(masks, peaks)`` of n masks `ids` (int64 tensor, or a slice, which copies none): additive masks, float32
+        [n, heads, M, K], and what was taken off each row, [n, heads, M], or None for nothing.
 
         Scores would lose their last digits to a bias far from zero, so that the largest bias of a row is taken off it.
         The peak of a row without an allowed key is -inf.
         """
         peaks = _selected(self._peaks, ids)
         if self._floats is None:
-            return _lowered(self._expand(self._packed.index_select(0, ids)), peaks), peaks
+            return _lowered(self._expand(_selected(self._packed, ids)), peaks), peaks
         return _selected(self._floats, ids), peaks
 
-    def places(self, ids: torch.Tensor) -> torch.Tensor:
-        """Of masks with a bias: where the values of the masks `ids` stand in its table, int32 [len(ids), M, K], T for
-        pairs that are not allowed."""
+    def places(self, ids: torch.Tensor | slice) -> torch.Tensor:
+        """Of masks with a bias: where the values of n masks `ids` stand in its table, int32 [n, M, K], T for pairs that
+        are not allowed."""
         return _selected(self._packed, ids)
 
     def _expand(self, packed):
@@ -164,7 +164,7 @@ class ItemMasks:
 def _selected(held, ids):
     if held is None:
         return None
-    return held.narrow(0, int(ids), 1) if len(ids) == 1 else held.index_select(0, ids)
+    return held[ids] if isinstance(ids, slice) else held.index_select(0, ids)
 
 
 def _lowered(masks, peaks):

@@ -1,9 +1,13 @@
 """Executor of schedules on a CPU: batched attention calls on gathered tokens (stages T3 and T5).
 
-Work items of one round, tile and shape form one launch, whose chunks the workers take one at a time. A chunk
-gathers its queries and keys from token-major copies of q, k and v, by indices that include the order of the tokens. It
-attends with an additive mask where it needs one and writes its results side by side. The parts of a split block are
-merged by their log-sum-exps. A last gather puts the result of every query at its position.
+Work items of one round, tile and shape form one launch. A chunk of it gathers its queries and keys from token-major
+copies of q, k and v, by indices that include the order of the tokens. It attends with an additive mask where it needs
+one and writes its results side by side. The parts of a split block are merged by their log-sum-exps. A last gather puts
+the result of every query at its position.
+
+All cores share the operators of small items, one chunk after the other, as in the layers around: the helper threads of
+torch, which spin for up to milliseconds after each of these, would take the cores from workers. Chunks of large items
+are taken by workers one at a time.
 """
 
 from contextlib import nullcontext
@@ -104,10 +108,10 @@ def _forms(schedule, blocks):
 class Executor:
     """A prepared schedule; call it with q, k and v.
 
-    launches: in order. jobs: ``((launch, chunk, first row of its results), ...)``, in the order in which workers take
-    them. merges: ``((begin, sources), ...)``: the rows `sources` [R, p] of the parts are merged into the rows of the
-    results from `begin` on. back: int32 [N_q], the row of each query's result; the row `n_results` holds zeros.
-    n_workers: threads that take the jobs.
+    launches: in order. jobs: ``((launch, chunk, first row of its results), ...)``, in the order that they run in.
+    merges: ``((begin, sources), ...)``: the rows `sources` [R, p] of the parts are merged into the rows of the results
+    from `begin` on. back: int32 [N_q], the row of each query's result; the row `n_results` holds zeros. n_workers:
+    threads that take jobs, and those of the backward.
     """
 
     launches: tuple
@@ -150,17 +154,24 @@ class Executor:
         """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned."""
         expected = {name: getattr(self, name) for name in ("shape", "heads", "head_dim", "dtype")}
         qkv.check(q, k, v, **expected, device=_CPU)
-        jobs = [
-            (job, (b, min(b + job[1].entries, len(q)))) for job in self.jobs for b in range(0, len(q), job[1].entries)
-        ]
-        # All cores share the operators of a job that is alone.
-        with alone() if len(jobs) > 1 else nullcontext():
-            return self._run(jobs, q, k, v)
+        return self._run(q, k, v)
 
     @in_any_state
-    def _run(self, jobs, *tensors):
-        """Run jobs on q, k, v → [B, H, N_q, D]."""
-        q, k, v = map(token_major, tensors)
+    def _run(self, *tensors):
+        """Run all jobs on q, k, v → [B, H, N_q, D]."""
+        handed, shared = (
+            [
+                (job, b)
+                for job in self.jobs
+                if job[0].together == together
+                for b in range(0, len(tensors[0]), job[1].entries)
+            ]
+            for together in (False, True)
+        )
+        if len(handed) == 1:
+            handed, shared = [], handed + shared
+        with alone() if handed else nullcontext():
+            q, k, v = map(token_major, tensors)
         batch, width = q.shape[0], self.heads * self.head_dim
         results = q.new_empty(batch, self.n_results + 1, width)
         results[:, -1] = 0
@@ -169,13 +180,15 @@ class Executor:
         stats = q.new_empty(batch, self.n_parts, 2, self.heads, dtype=torch.float64)
 
         def attend(job):
-            (launch, chunk, begin), entries = job
+            (launch, chunk, begin), b = job
+            entries = b, min(b + chunk.entries, batch)
             launch.attend(chunk, (q, k, v), entries, parts if launch.split else results, begin, stats)
 
-        if len(jobs) == 1:
-            attend(jobs[0])
-        elif jobs:
-            workers(self.n_workers).run(attend, jobs)
+        if handed:
+            workers(self.n_workers).run(attend, handed)
+        with torch.inference_mode():
+            for job in shared:
+                attend(job)
         for begin, sources in self.merges:
             for b in range(batch):
                 results[b, begin : begin + len(sources)] = merge(parts[b], stats[b], sources, self.heads)

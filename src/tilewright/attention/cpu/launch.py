@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tilewright.attention.blocks import Blocks
     from tilewright.attention.setting import Setting
 
-# A chunk touches this many times the second-level cache of its core. Measured with ViL masks on two cores with 1 MB
-# each: from one to three times, within 5 % of each other; at eight, up to 40 % slower.
+# A chunk touches this many times the second-level cache of its core, or those of all cores that share it. Measured with
+# ViL masks on two cores with 1 MB each: from one to two times, within 5 % of each other; at eight, up to 40 % slower.
 _CACHE_SHARE = 2
 
 
@@ -28,13 +28,15 @@ class Launch:
 
     chunks: items that are gathered and attended in one call. n_rows: rows that are written, padded ones included.
     row_of, position_of: int64, the query (in the graph's order) and the written row of each result; padding has none.
-    split: results are parts, with log-sum-exps. memory_bytes: of indices and masks, held between calls.
+    split: results are parts, with log-sum-exps. together: all cores share each operator of a chunk, else a chunk is one
+    worker's. memory_bytes: of indices and masks, held between calls.
     """
 
     chunks: tuple
     heads: int
     scale: float | None
     split: bool
+    together: bool
     n_rows: int
     row_of: np.ndarray
     position_of: np.ndarray
@@ -74,7 +76,7 @@ class Launch:
         """Most bytes that a chunk holds: gathered tokens of `head_bytes` a head, results, and masks as floats."""
         return max(
             chunk.entries * 2 * (len(chunk.rows) + len(chunk.keys)) * self.heads * head_bytes
-            + (0 if self.masks is None else self.masks.float_bytes * len(chunk.mask_ids))
+            + (0 if self.masks is None else self.masks.float_bytes * chunk.n_masks)
             for chunk in self.chunks
         )
 
@@ -94,8 +96,8 @@ class Launch:
 class _Chunk:
     """Items that are attended in one call, for `entries` batch entries at a time.
 
-    rows: int32 [items * M]. keys: int32 [items * K], or [K] where `shared` by all items. mask_ids: int64 [items], [1]
-    where all items have one mask, or None.
+    rows: int32 [items * M]. keys: int32 [items * K], or [K] where `shared` by all items. mask_ids: int64 [items], a
+    slice where they follow one another or are one for all items, or None.
     """
 
     items: int
@@ -103,7 +105,13 @@ class _Chunk:
     shared: bool
     rows: Tensor
     keys: Tensor
-    mask_ids: Tensor | None
+    mask_ids: Tensor | slice | None
+
+    @property
+    def n_masks(self) -> int:
+        """Masks that the items take."""
+        ids = self.mask_ids
+        return ids.stop - ids.start if isinstance(ids, slice) else 0 if ids is None else len(ids)
 
 
 def build(
@@ -136,11 +144,12 @@ def build(
         real = real & masks.has_keys
     mask_ids = np.zeros(len(block), np.int64) if masks is None else masks.ids
     sizes = item_bytes(setting, height, keys.shape[1], 0 if masks is None else masks.heads)
-    order, cuts, most, shared = _grouped(keys, mask_ids, *sizes)
+    # Of what does not fit the cache of a core, another core would have to fetch what one has gathered.
+    together = sum(sizes) <= devices.describe("cpu")["l2_bytes"]
+    order, cuts, most, shared = _grouped(keys, mask_ids, *sizes, together)
     rows, keys, real, mask_ids = rows[order], keys[order], real[order], mask_ids[order]
     chunks = []
     for lo, hi in pairwise(cuts):
-        one_mask = (mask_ids[lo:hi] == mask_ids[lo]).all()
         chunks.append(
             _Chunk(
                 items=hi - lo,
@@ -148,12 +157,12 @@ def build(
                 shared=shared,
                 rows=index(setting.taken[0][rows[lo:hi]].ravel()),
                 keys=index(setting.taken[1][keys[lo : lo + 1 if shared else hi]].ravel()),
-                mask_ids=None if masks is None else torch.from_numpy(mask_ids[lo : lo + 1 if one_mask else hi]),
+                mask_ids=None if masks is None else _sliced(mask_ids[lo:hi]),
             )
         )
     held = 4 * sum(len(c.rows) + len(c.keys) for c in chunks) + (0 if masks is None else masks.held_bytes)
     results = rows[real].astype(np.int64), np.flatnonzero(real)
-    return Launch(tuple(chunks), setting.heads, setting.scale, split, rows.size, *results, masks, held)  # type: ignore[arg-type, call-arg]  # mypy does not know the length of what is unpacked
+    return Launch(tuple(chunks), setting.heads, setting.scale, split, together, rows.size, *results, masks, held)  # type: ignore[arg-type, call-arg]  # mypy does not know the length of what is unpacked
 
 
 def item_bytes(setting: "Setting", rows: int, keys: int, mask_heads: int) -> tuple[int, int]:
@@ -162,26 +171,33 @@ def item_bytes(setting: "Setting", rows: int, keys: int, mask_heads: int) -> tup
     return 2 * rows * token + 4 * mask_heads * rows * keys, 2 * keys * token
 
 
-def _grouped(keys, mask_ids, own_bytes, key_bytes):
+def _grouped(keys, mask_ids, own_bytes, key_bytes, together):
     """``(order, cuts, most, shared)``: an order of the items and the chunks that they form.
 
     order: items with equal keys, else with equal masks, stand side by side. cuts: bounds of the chunks. most: items of
-    a chunk that fit the cache of a worker. shared: the items of a chunk have the same keys.
+    a chunk that fit the caches. shared: the items of a chunk have the same keys.
     """
     n, device = len(keys), devices.describe("cpu")
     distinct, key_ids = distinct_rows(keys)
     shared = len(distinct) <= n // 2
     order = np.lexsort([mask_ids, key_ids] if shared else [key_ids, mask_ids])
-    cache = _CACHE_SHARE * device["l2_bytes"]
+    cache = _CACHE_SHARE * device["l2_bytes"] * (device["threads"] if together else 1)
     most = max(1, (cache - key_bytes) // own_bytes if shared else cache // (own_bytes + key_bytes))
     # Every worker gets a chunk, and all chunks have one size.
-    most = min(most, -(-n // device["threads"]))
+    most = most if together else min(most, -(-n // device["threads"]))
     cuts = [0]
     for end in np.r_[np.flatnonzero(np.diff(key_ids[order])) + 1, n] if shared else [n]:
         n_items, begin = end - cuts[-1], cuts[-1]
         size = -(-n_items // -(-n_items // most))
         cuts += [*range(begin + size, end, size), end]
     return order, [int(cut) for cut in cuts], int(most), shared
+
+
+def _sliced(ids):
+    """The ascending numbers `ids` as an index: a slice where they follow one another, or where there is one."""
+    if ids[0] == ids[-1] or (np.diff(ids) == 1).all():
+        return slice(int(ids[0]), int(ids[-1]) + 1)
+    return torch.from_numpy(ids)
 
 
 def _padded_rows(blocks, block, height):

@@ -46,37 +46,37 @@ def measure(
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; see the contract in `attention.backends`.
 
     All workers run the launch of a class at the same time: all of it, or the part that the class's share of the budget
-    has time for. The cost of a launch is the cost of its first chunk: what an item that runs alone takes beyond an
-    item's share of a larger chunk. It is taken off the workers' time and returned as `launch_us`, divided by their
-    number. Work that every call does for all rows (handing out jobs, gathering tokens, returning results) is charged to
-    the items by their rows. The merging of split rows is charged to their parts.
+    has time for. Where all cores share its operators it runs once, an item is charged its share of that time on each
+    core, and its heads share the cores where it is alone. The cost of a launch is the cost of its first chunk: what an
+    item that runs alone takes beyond an item's share of a larger chunk. It is taken off and returned as `launch_us`.
+    Work that every call does for all rows (gathering tokens, returning results) is charged to the items by their rows.
+    The merging of split rows is charged to their parts.
 
     Shapes run side by side in a schedule, and otherwise than one by one. So a call of all items is timed, too, or of as
     many chunks of all shapes as there is time for, and all times are scaled to it. The schedule with this tile alone is
-    then predicted as it was timed. Nothing of it is `tile_us`: what all workers do beside items, they do once a call.
+    then predicted as it was timed. Nothing of it is `tile_us`: what all cores do beside items, they do once a call.
     """
     probe = Probe(blocks, heads=heads, head_dim=head_dim, dtype=dtype, split_keys=split_keys, seed=seed)
-    n_workers, items = probe.n_workers, probe.items
+    cores, items = probe.cores, probe.items
     if not items.n_shapes:
         return 0.0, 0.0, []
     share_s = budget_s / (items.n_shapes + LAUNCH_SHAPES + 2 + WHOLE_SHARES)
-    handing_us = _time(probe.handing(), share_s).p50_us
-    passage_us = (_time(probe.passage(), share_s).p50_us + handing_us) / blocks.shape[0]
-    chunk_us = _chunk_us(probe, handing_us, share_s)
+    passage_us = _time(probe.passage(), share_s).p50_us / blocks.shape[0]
+    launch_us = _chunk_us(probe, share_s)
     shapes, commons_us = [], []
     for shape in progress.with_progress(range(items.n_shapes), f"profile {blocks.tile.name}"):
         timing, n_items, merging_us = _time_shape(probe, shape, share_s)
-        common_us = n_workers * (passage_us * probe.passing_rows(shape) + merging_us / n_items)
+        spread = cores if probe.launch(shape).together else 1
+        common_us = cores * (passage_us * probe.passing_rows(shape) + merging_us / n_items)
         p20, p50, p80 = (
             # A short launch may take less than a chunk cost in other shapes. Its items must not be free.
-            max(us - handing_us - chunk_us, us / 10) / n_items + common_us
+            spread * max(us - launch_us, us / 10) / n_items + common_us
             for us in (timing.p20_us, timing.p50_us, timing.p80_us)
         )
-        times = {"p20_us": p20, "latency_us": p50, "alone_us": p50, "p80_us": p80}
+        times = {"p20_us": p20, "latency_us": p50, "alone_us": p50 / min(spread, heads), "p80_us": p80}
         resources, occupancy = probe.resources(shape)
         shapes.append(item_shape(items, shape, timing, **times, resources=resources, occupancy=occupancy))
         commons_us.append(common_us)
-    launch_us = chunk_us / n_workers
     scale = _scale(probe, shapes, np.array(commons_us), launch_us, WHOLE_SHARES * share_s)
     return scale * launch_us, 0.0, [_scaled(shape, scale) for shape in shapes]
 
@@ -88,8 +88,7 @@ class Probe:
         """Make tokens and work items; dtype: a name such as ``float32``."""
         self.blocks, self.items = blocks, work.items(blocks, split_keys)
         self._setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
-        self.n_workers = devices.describe("cpu")["threads"]
-        self._workers = workers(self.n_workers)
+        self.cores: int = devices.describe("cpu")["threads"]
         generator = torch.Generator("cpu").manual_seed(seed)
         drawn: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
         n_q, n_k = blocks.shape
@@ -127,20 +126,26 @@ class Probe:
         return lambda: some(self._q, self._k, self._v), left_out
 
     def call(self, launch: "Launch") -> tuple[Callable, int]:
-        """``(callable, n)``: runs `launch`, which has n items, on all workers at the same time, once on each."""
-        tokens, workers = self._tokens, self._workers
-        out = tokens[0].new_empty(workers.n, launch.n_rows, tokens[0].shape[2])
-        stats = tokens[0].new_empty(workers.n, launch.n_rows, 2, launch.heads, dtype=torch.float64)
+        """``(callable, n)``: runs `launch`, which has n items: shared by all cores, or once on each of all workers."""
+        tokens, copies = self._tokens, 1 if launch.together else self.cores
+        out = tokens[0].new_empty(copies, launch.n_rows, tokens[0].shape[2])
+        stats = tokens[0].new_empty(copies, launch.n_rows, 2, launch.heads, dtype=torch.float64)
         jobs, begin = [], 0
         for chunk in launch.chunks:
-            jobs += [(chunk, begin, out[i : i + 1], stats[i : i + 1]) for i in range(workers.n)]
+            jobs += [(chunk, begin, out[i : i + 1], stats[i : i + 1]) for i in range(copies)]
             begin += len(chunk.rows)
 
         def attend(job):
             chunk, begin, out, stats = job
             launch.attend(chunk, tokens, (0, 1), out, begin, stats)
 
-        return lambda: workers.run(attend, jobs), sum(chunk.items for chunk in launch.chunks)
+        @torch.inference_mode()
+        def attend_all():
+            for job in jobs:
+                attend(job)
+
+        n = sum(chunk.items for chunk in launch.chunks)
+        return attend_all if launch.together else lambda: workers(copies).run(attend, jobs), n
 
     def merging(self, launch: "Launch") -> Callable[[], Tensor]:
         """A callable that merges the parts that `launch` makes; a row has as many as split blocks have on average."""
@@ -153,15 +158,11 @@ class Probe:
         stats = values.new_zeros(rows, 2, launch.heads, dtype=torch.float64)
         return lambda: merge(values, stats, sources, launch.heads)
 
-    def handing(self) -> Callable:
-        """A callable that hands every worker an empty job."""
-        return lambda: self._workers.run(lambda job: None, range(self._workers.n))
-
     def passage(self) -> Callable:
         """A callable that does what every call does besides its items: copy the tokens, and gather the results."""
         n, common = self.blocks.shape[0], self._setting
         sizes = n, 0, self.blocks.shape, common.heads, common.head_dim, common.dtype
-        nothing = Executor((), (), (), index(np.arange(n)), *sizes, self.n_workers)
+        nothing = Executor((), (), (), index(np.arange(n)), *sizes, self.cores)
         return lambda: nothing(self._q, self._k, self._v)
 
     def passing_rows(self, shape: int) -> float:
@@ -212,11 +213,11 @@ def _scale(probe, shapes, commons_us, launch_us, seconds):
     commons_us: what an item takes of the work for all rows, which every call does.
     """
     latency_us = np.array([shape.latency_us for shape in shapes])
-    load_us = probe.items.counts @ latency_us / probe.n_workers
+    load_us = probe.items.counts @ latency_us / probe.cores
     longest_us = max(shape.alone_us for shape in shapes)
     added_us = max(longest_us, load_us) + launch_us * len(shapes)
     call, left_out = probe.whole(max(1, round((FEWEST + 1) * added_us / 1e6 / seconds)))
-    absent_us = left_out @ (latency_us - commons_us) / probe.n_workers
+    absent_us = left_out @ (latency_us - commons_us) / probe.cores
     return _time(call, seconds).p50_us / (max(longest_us, load_us - absent_us) + launch_us * len(shapes))
 
 
@@ -225,12 +226,12 @@ def _scaled(shape, scale):
     return replace(shape, **{name: scale * getattr(shape, name) for name in times})
 
 
-def _chunk_us(probe, handing_us, seconds):
+def _chunk_us(probe, seconds):
     """Cost of a chunk beyond its items: what an item alone costs more than one in a chunk, median of some shapes."""
     costs = []
     for shape in np.argsort(-probe.items.counts, kind="stable")[:LAUNCH_SHAPES].tolist():
         (alone, _), (several, n) = probe.call(probe.launch(shape, 1)), probe.call(head(probe.launch(shape), 1))
         if n > 1:
-            alone_us, several_us = (_time(call, seconds / 2).p50_us - handing_us for call in (alone, several))
+            alone_us, several_us = (_time(call, seconds / 2).p50_us for call in (alone, several))
             costs.append(alone_us - (several_us - alone_us) / (n - 1))
     return float(max(np.median(costs), 0.0)) if costs else 0.0

@@ -5,6 +5,7 @@ Of two neighbours on a grid, no row is closer to both than they are to each othe
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,8 @@ def coordinates(q: Quotient) -> tuple[NDArray[np.int64], NDArray[np.int64]] | No
         if not all(_amid(*csr, row, beside, common) for row, beside in pairs):  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
             return None
     every = np.arange(n_rows)
-    adjacent = _neighbours(*_nearest(csr, sample, every), every)
+    near, apart = _nearest(csr, sample, every)
+    adjacent = _neighbours(near, apart, every)
     found = None if (adjacent[:, -1] >= 0).any() else _develop(adjacent[:, :-1])
     if found is None:
         return None
@@ -94,7 +96,8 @@ def _sampled(indptr, indices):
     """``(indptr, indices, col_ptr, col_rows)`` of a part of the units, enough to tell which rows are near."""
     n_units, generator = int(indices.max()) + 1, np.random.default_rng(0)
     some = generator.choice(len(indptr) - 1, min(len(indptr) - 1, PROBES), replace=False)
-    apart = _near_rows(indptr, indices, *transpose(indptr, indices, n_units), indptr, indices, n_units, some)[1][:, 0]
+    col_ptr, col_rows = transpose(indptr, indices, n_units)
+    apart = _near_rows(indptr, indices, col_ptr, col_rows, indptr, indices, n_units, some)[1][:, 0]
     share = TELLING / max(TELLING, np.median(apart[apart > 0])) if apart.any() else 1.0
     name = np.full(n_units, -1, np.int32)
     kept = generator.random(n_units) < share
@@ -108,7 +111,8 @@ def _nearest(csr, sample, rows):
     nearest first, and the number of these units; -1 where there are fewer rows."""
     workers, n_units = max(1, min(len(os.sched_getaffinity(0)), len(rows) // 1024)), int(csr[1].max()) + 1
     with ThreadPoolExecutor(workers) as pool:
-        parts = list(pool.map(lambda some: _near_rows(*sample, *csr, n_units, some), np.array_split(rows, workers)))
+        some = partial(_near_rows, *sample, *csr, n_units)  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
+        parts = list(pool.map(some, np.array_split(rows, workers)))
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
