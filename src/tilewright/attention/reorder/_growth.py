@@ -29,19 +29,42 @@ def grow(q: Quotient, *, cap: float, tau: float, limit: int | None = None) -> ND
     degree, whole = (np.bincount(row, each[q.indices], n_rows) for each in (q.weight, q.weight * queries))
     common = q.indptr, q.indices, q.col_ptr, q.col_rows, q.weight, q.size
     outermost = np.argsort(whole, kind="stable")
-    return _grow(*common, degree, whole, outermost, float(cap), tau, n_rows if limit is None else min(limit, n_rows))
+    placed, touched = np.zeros((2, n_rows), np.bool_)
+    # Keys shared with every placed query; the same when the group began; keys shared with the group's union.
+    sums = np.zeros((3, n_rows))
+    in_union, union = np.zeros(len(q.weight), np.bool_), np.empty(len(q.weight), np.int64)
+    near, order = np.empty((2, n_rows), np.int64)
+    made = placed, touched, *sums, in_union, union, near, order
+    limit = n_rows if limit is None else min(limit, n_rows)
+    return order[: _grow(*common, degree, whole, outermost, float(cap), tau, limit, *made)]
 
 
 @njit(cache=True, nogil=True)
-def _grow(indptr, indices, col_ptr, col_rows, weight, size, degree, whole, outermost, cap, tau, limit):
-    n_rows, n_units = len(size), len(weight)
-    placed, touched = np.zeros(n_rows, np.bool_), np.zeros(n_rows, np.bool_)
-    # Keys shared with every placed query; the same when the group began; keys shared with the group's union.
-    shared, before, overlap = np.zeros(n_rows), np.zeros(n_rows), np.zeros(n_rows)
-    in_union, union, n_union = np.zeros(n_units, np.bool_), np.empty(n_units, np.int64), 0
-    near, n_near = np.empty(n_rows, np.int64), 0
-    order, n = np.empty(n_rows, np.int64), 0
-    at = 0
+def _grow(
+    indptr,
+    indices,
+    col_ptr,
+    col_rows,
+    weight,
+    size,
+    degree,
+    whole,
+    outermost,
+    cap,
+    tau,
+    limit,
+    placed,
+    touched,
+    shared,
+    before,
+    overlap,
+    in_union,
+    union,
+    near,
+    order,
+):
+    """The number of rows that are written to `order`, see `grow`."""
+    n_union, n_near, n, at = 0, 0, 0, 0
     while n < limit:
         row, most = -1, -1.0
         for i in range(n_near):
@@ -99,4 +122,4 @@ def _grow(indptr, indices, col_ptr, col_rows, weight, size, degree, whole, outer
                 row = -1
         for i in range(n_union):
             in_union[union[i]] = False
-    return order[:n]
+    return n

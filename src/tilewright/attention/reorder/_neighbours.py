@@ -60,17 +60,23 @@ def _amid(indptr, indices, row, beside, common):
     return bool((seen[own[common[own]]] > 0).all() and np.isin(np.flatnonzero(seen > 1), own).all())
 
 
-@njit(cache=True)
 def _local(indptr, indices, col_ptr, col_rows):
     """``(order, indptr, indices)``: rows and units renumbered as a breadth-first search meets them.
 
     What is near in the pattern then is near in memory: of shuffled tokens, near rows are found four times as fast.
     """
     n_rows = len(indptr) - 1
-    order, met, n = np.empty(n_rows, np.int64), np.zeros(n_rows, np.bool_), 0
-    name, named = np.full(len(col_ptr) - 1, -1, np.int32), 0
-    ptr, out, at = np.zeros(n_rows + 1, np.int64), np.empty(len(indices), np.int32), 0
-    for first in range(n_rows):
+    order, met, name = np.empty(n_rows, np.int64), np.zeros(n_rows, np.bool_), np.full(len(col_ptr) - 1, -1, np.int32)
+    ptr, out = np.zeros(n_rows + 1, np.int64), np.empty(len(indices), np.int32)
+    _search(indptr, indices, col_ptr, col_rows, order, met, name, ptr, out)
+    return order, ptr, out
+
+
+@njit(cache=True)
+def _search(indptr, indices, col_ptr, col_rows, order, met, name, ptr, out):
+    """Write what `_local` returns."""
+    n, named, at = 0, 0, 0
+    for first in range(len(order)):
         if not met[first]:
             met[first], order[n] = True, first
             n += 1
@@ -89,7 +95,6 @@ def _local(indptr, indices, col_ptr, col_rows):
                             n += 1
                 out[ptr[at] + e - indptr[row]] = name[unit]
             at += 1
-    return order, ptr, out
 
 
 def _sampled(indptr, indices):
@@ -116,14 +121,21 @@ def _nearest(csr, sample, rows):
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
-@njit(cache=True, nogil=True)
 def _near_rows(indptr, indices, col_ptr, col_rows, full_ptr, full_indices, n_units, rows):
     """`_nearest` of some `rows`: chosen by the units of a sample, ordered by all units."""
     n_rows = len(indptr) - 1
     near, apart = np.full((len(rows), NEAR), -1, np.int32), np.zeros((len(rows), NEAR), np.int32)
-    common, met = np.zeros(n_rows, np.int32), np.empty(n_rows, np.int32)
-    marked = np.full(n_units, -1, np.int32)
-    best, least = np.empty(NEAR, np.int32), np.empty(NEAR, np.int32)
+    common, met, marked = np.zeros(n_rows, np.int32), np.empty(n_rows, np.int32), np.full(n_units, -1, np.int32)
+    made = near, apart, common, met, marked, *np.empty((2, NEAR), np.int32)
+    _compare(indptr, indices, col_ptr, col_rows, full_ptr, full_indices, rows, *made)
+    return near, apart
+
+
+@njit(cache=True, nogil=True)
+def _compare(
+    indptr, indices, col_ptr, col_rows, full_ptr, full_indices, rows, near, apart, common, met, marked, best, least
+):
+    """Write what `_near_rows` returns."""
     for i in range(len(rows)):
         row, n = rows[i], 0
         for e in range(indptr[row], indptr[row + 1]):
@@ -160,16 +172,21 @@ def _near_rows(indptr, indices, col_ptr, col_rows, full_ptr, full_indices, n_uni
                 apart[i, at], near[i, at] = apart[i, at - 1], near[i, at - 1]
                 at -= 1
             apart[i, at], near[i, at] = far, other
-    return near, apart
 
 
-@njit(cache=True)
 def _neighbours(near, apart, rows):
     """int32 [len(rows), 2 * AXES + 1], -1 where fewer: of the `near` rows of each of `rows`, its neighbours.
 
     No third row is nearer to both of two neighbours than they are to each other (the relative neighbourhood graph).
     """
     found = np.full((len(rows), 2 * AXES + 1), -1, np.int32)
+    _tell(near, apart, rows, found)
+    return found
+
+
+@njit(cache=True)
+def _tell(near, apart, rows, found):
+    """Write what `_neighbours` returns."""
     for i in range(len(rows)):
         row, n = rows[i], 0
         for j in range(near.shape[1]):
@@ -192,7 +209,6 @@ def _neighbours(near, apart, rows):
             if not between:
                 found[i, n] = other
                 n += 1
-    return found
 
 
 def _develop(adjacent):
