@@ -9,8 +9,11 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+from tilewright.core import flags
 from tilewright.core.errors import ConfigError
 
+# Elements of a pattern, at most.
+MOST = 1 << 27
 BYTES = {"i8": 1, "i16": 2, "bf16": 2, "f16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8}
 
 
@@ -26,6 +29,7 @@ def arguments(parser: ArgumentParser) -> None:
     add("--strides", help="strides of these loops in elements, e.g. 2048,1,64")
     add("--offset", type=int, default=0, help="first element of the loops (default: 0)")
     add("--indices", type=Path, help="elements one by one: a .npy file, or a text file with an integer a line")
+    add("--time-limit", type=flags.seconds, metavar="S", help="seconds, after which the least so far counts")
 
 
 def run(**given: Any) -> int:
@@ -42,7 +46,7 @@ def run(**given: Any) -> int:
     shape = None if given["shape"] is None else _numbers("--shape", given["shape"], "x")
     indices = _indices(given, shape)
     elements = math.prod(shape) if shape else None
-    answer = least.descriptors(indices, wide, own, elements)
+    answer = least.descriptors(indices, wide, own, elements, given["time_limit"])
     print(f"pattern    {len(indices):,} elements of {wide} bytes, for the {own.title}")
     if answer.status != least.SOLVED:
         found = "no legal descriptors exist" if answer.status == least.NONE else "unknown"
@@ -73,13 +77,20 @@ def _indices(given, shape):
         strides = _numbers("--strides", given["strides"], ",", least=None)
         if len(sizes) != len(strides):
             raise ConfigError(f"--strides: expected {len(sizes)} numbers as of --sizes, found {len(strides)}")
+        _few("--sizes", sizes)
         rounds = np.indices(sizes).reshape(len(sizes), -1)
         return given["offset"] + np.array(strides) @ rounds
     if ways == ["slice"]:
         if shape is None:
             raise ConfigError("--slice: expected the --shape of the buffer, found none")
+        _few("--shape", shape)
         return sliced(given["slice"], shape)
     return _read(given["indices"])
+
+
+def _few(name, sizes):
+    if math.prod(sizes) > MOST:
+        raise ConfigError(f"{name}: expected at most {MOST:,} elements, found {math.prod(sizes):,}")
 
 
 def sliced(text: str, shape: tuple[int, ...]) -> Any:

@@ -1,5 +1,6 @@
 """Every error that a user can meet. Each says what was expected, what was found and what is known."""
 
+import copyreg
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -13,6 +14,10 @@ _HEAD = re.compile(r"[A-Za-z_]*")
 
 class TilewrightError(Exception):
     """Base of all errors raised on purpose by this package."""
+
+    def __reduce__(self) -> tuple:
+        """How it passes between processes: as it is, whatever its class takes."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]  # public in C
 
 
 class UnknownNameError(TilewrightError):

@@ -15,6 +15,7 @@ from time import perf_counter
 
 import numpy as np
 
+from tilewright.core import deadline
 from tilewright.core.errors import SolverError
 from tilewright.pushmem import parts, recurrence, rtl
 from tilewright.pushmem.configure import btor2, query
@@ -141,7 +142,7 @@ class Answers:
     ) -> dict[str, int]:
         """The registers of one more answer, as `query.solve` has it; `end` is when the time is over."""
         begin = perf_counter()
-        left = None if end is None else max(0.0, end - begin)
+        left = deadline.left(end)
         answer = self.by_name[name] = query.solve(system, example, layers=layers, fixed=fixed, limit_s=left)
         self.seconds[name], self.verdict = perf_counter() - begin, answer.verdict
         return answer.registers

@@ -4,6 +4,7 @@ Whatever found it, a configuration is run over the whole stream and a drain behi
 built, by the RTL, and every word is compared. One that differs is never returned.
 """
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -11,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from tilewright.core import registry
+from tilewright.core import deadline, registry
 from tilewright.core.errors import ConfigError, SolverError, Unavailable
 from tilewright.pushmem import counting, fit, parts, recurrence, rtl, search, streams, templates
 from tilewright.pushmem.counting import NoScheduleError, NotFoundError
@@ -78,7 +79,7 @@ def solve(
     monolithic : bool
         Let ``bmc`` solve the whole tile, or part, in one query.
     limit_s : float, optional
-        Time limit in seconds; without one algebra takes at most 5.
+        Time limit in seconds, also for running the RTL; without one algebra takes at most 5.
     hardware : bool
         Verify the answer in the memory's RTL, too.
 
@@ -99,18 +100,41 @@ def solve(
     check_part(stream.part, memory)
     if known is not None:
         known.check(memory)
+    found = deadline.last(
+        lambda: _answers(stream, memory, engine, depth, known, monolithic, limit_s, hardware), limit_s
+    )
+    return found or Found(UNKNOWN, engine, cause={"cause": "time", "text": "the time limit ended the search"})
+
+
+def _answers(stream, memory, engine, depth, known, monolithic, limit_s, hardware) -> Iterator[Found]:
+    """What is known after each step, the last one `solve`'s answer."""
     begin = perf_counter()
     alone = engine == "fit" and limit_s is not None
     fit_s = limit_s if alone else FIT_S if limit_s is None else min(FIT_S, limit_s)
-    chosen, found = _fitted(stream, memory, known, fit_s)
+    # The last one counts.
+    for chosen, found in _fitted(stream, memory, known, fit_s):  # noqa: B007
+        if found.verdict == UNKNOWN:
+            yield found
     spent = found.seconds["fit"] = perf_counter() - begin
     if engine == "bmc" or (engine == "auto" and found.verdict == UNKNOWN):
+        told = stream.part == "top" and not monolithic and found.cause
+        yield _given_up(found) if told else Found(UNKNOWN, "bmc", seconds=found.seconds)
         left = None if limit_s is None else max(0.0, limit_s - spent)
         found = _checked(stream, memory, chosen, found, depth, known, monolithic, left)
     if found.configuration is not None:
         found.layers = layers(found.configuration, stream.part, memory)
-        found.verified = verified(found.configuration, stream, memory, hardware=hardware)
-    return found
+        found.verified = verified(found.configuration, stream, memory, hardware=False)
+        if hardware:
+            yield replace(found, verified=found.verified | {"rtl": "not run: the time limit is over"})
+            found.verified |= _by_hardware(found.configuration, stream, memory)
+    yield found
+
+
+def _given_up(fitted):
+    """What is told where the time for model checking is over. fitted: what algebra found."""
+    cause = fitted.cause or {"cause": "time", "text": "algebra chose schedules that no part has"}
+    text = f"{cause['text']}; the time limit ended model checking of the whole tile"
+    return Found(UNKNOWN, "bmc", seconds=fitted.seconds, cause=cause | {"text": text})
 
 
 def check_part(part: str, memory: Memory) -> None:
@@ -120,41 +144,56 @@ def check_part(part: str, memory: Memory) -> None:
 
 
 def _fitted(stream, memory, known, limit_s):
-    """``(configuration, Found)`` by algebra; the configuration is None where there is none. What algebra does not find
-    is unknown, unless no configuration can give it."""
+    """Yield ``(configuration, Found)`` by algebra; the configuration is None where there is none. What algebra does not
+    find is unknown, unless no configuration can give it."""
     try:
         for name, at in parts.firings(stream, memory).items():
             counting.affine(name, at, memory.PARAMETERS.levels, len(stream) + DRAIN - 1)
-        chosen = _by_algebra(stream, memory, limit_s)
+        for step in _by_algebra(stream, memory, limit_s):
+            if isinstance(step, Configuration):
+                chosen = step
+            else:
+                yield None, _refused(step)
         differences = model_differences(chosen, stream, memory)
     except (NoScheduleError, fit.NotAffineError, ConflictError) as error:
-        proof = isinstance(error, NoScheduleError) and not isinstance(error, NotFoundError)
-        cause = {"cause": getattr(error, "cause", "not affine"), "text": str(error)}
-        return None, Found(INFEASIBLE if proof else UNKNOWN, "fit", cause=cause)
+        yield None, _refused(error)
+        return
     if differences:
         cause = {"cause": "places", "text": f"rings of places give other words: {differences[0]}"}
-        return None, Found(UNKNOWN, "fit", cause=cause)
-    if known is not None and (other := _other(chosen, known)):
+        yield None, Found(UNKNOWN, "fit", cause=cause)
+    elif known is not None and (other := _other(chosen, known)):
         cause = {"cause": "fixed", "text": f"{other} is fixed otherwise than algebra finds it"}
-        return chosen, Found(UNKNOWN, "fit", cause=cause)
-    return chosen, Found(SOLVED, "fit", chosen)
+        yield chosen, Found(UNKNOWN, "fit", cause=cause)
+    else:
+        yield chosen, Found(SOLVED, "fit", chosen)
 
 
-def _by_algebra(stream, memory, limit_s):
-    """A configuration by templates, or by the search where no template has one. Raises what they do."""
+def _refused(error):
+    proof = isinstance(error, NoScheduleError) and not isinstance(error, NotFoundError)
+    cause = {"cause": getattr(error, "cause", "not affine"), "text": str(error)}
+    return Found(INFEASIBLE if proof else UNKNOWN, "fit", cause=cause)
+
+
+def _by_algebra(stream, memory, limit_s) -> Iterator[Configuration | Exception]:
+    """Yield a configuration by templates; or why no template has one, and one by the search. Raises what they do."""
     if stream.part != "top":
-        return parts.configuration(stream, memory)
+        yield parts.configuration(stream, memory)
+        return
     begin = perf_counter()
     try:
-        return templates.configuration(stream, memory, begin + TEMPLATES * limit_s)
+        yield templates.configuration(stream, memory, begin + TEMPLATES * limit_s)
+        return
     except (NotFoundError, fit.NotAffineError) as error:
-        found = templates.words(stream)
-        if found.free is None:
-            with suppress(NotFoundError):
-                return search.configuration(
-                    found, memory, lambda made: _wrong(made, stream, memory) is None, begin + limit_s
-                )
-        raise error
+        why = error
+    yield why
+    found = templates.words(stream)
+    if found.free is None:
+        with suppress(NotFoundError):
+            yield search.configuration(
+                found, memory, lambda made: _wrong(made, stream, memory) is None, begin + limit_s
+            )
+            return
+    raise why
 
 
 def _other(chosen, known):
@@ -183,9 +222,7 @@ def _checked(stream, memory, chosen, fitted, depth, known, monolithic, limit_s):
     found = _asked(stream, memory, depth, fixed, True, perf_counter() + WHOLE_S if end is None else end)
     found.seconds = seconds | found.seconds
     if found.verdict == UNKNOWN:
-        known = fitted.cause or {"cause": "time", "text": "algebra chose schedules that no part has"}
-        text = f"{known['text']}; the time limit ended model checking of the whole tile"
-        found.cause = known | {"text": text}
+        found.cause = _given_up(fitted).cause
     return found
 
 
@@ -209,7 +246,7 @@ def _asked(stream, memory, depth, fixed, monolithic, end):
         return Found(UNKNOWN, "bmc")
 
     def ask(asked, blank=None):
-        left = None if end is None else max(0.0, end - perf_counter())
+        left = deadline.left(end)
         return bmc.solve(asked, memory, depth=depth, known=fixed, monolithic=monolithic, limit_s=left, blank=blank)
 
     blank, (answers, chosen) = None, ask(stream)
@@ -240,8 +277,7 @@ def _by_parts(stream, memory, chosen, depth, fixed, end):
         own = parts.of_run(part, stream, ran)
         for given in (shared, fixed) if shared != fixed else (fixed,):
             # Loops that the part before chose may be too few for these addresses.
-            left = None if end is None else max(0.0, end - perf_counter())
-            answers, made = bmc.solve(own, memory, depth=depth, known=given, limit_s=left)
+            answers, made = bmc.solve(own, memory, depth=depth, known=given, limit_s=deadline.left(end))
             if answers.verdict != INFEASIBLE:
                 break
         found = _told(part, answers, made)
@@ -265,10 +301,16 @@ def asserted(configuration: Configuration, stream: Stream, memory: Memory, *, li
     from tilewright.pushmem import bmc
 
     configuration.check(memory)
-    answer = bmc.asserted(configuration, stream, memory, limit_s=limit_s)
-    if answer.verdict != SOLVED:
-        why = f": {answer.cause.text()}" if answer.cause else ""
-        raise SolverError(f"the question of the {stream.part} with this configuration is {answer.verdict}{why}")
+    end = None if limit_s is None else perf_counter() + limit_s
+
+    def ask():
+        yield bmc.asserted(configuration, stream, memory, limit_s=deadline.left(end))
+
+    answer = deadline.last(ask, limit_s)
+    if answer is None or answer.verdict != SOLVED:
+        why = f": {answer.cause.text()}" if answer and answer.cause else ""
+        verdict = answer.verdict if answer else UNKNOWN
+        raise SolverError(f"the question of the {stream.part} with this configuration is {verdict}{why}")
     return answer.replayed
 
 
@@ -379,12 +421,15 @@ def verified(
         wrong = [str(error)]
     if wrong:
         raise SolverError(f"the model does not give the stream: {wrong[0]}")
-    if not hardware:
-        return {"model": cycles, "rtl": "not run: it was not asked for"}
+    by = {"rtl": "not run: it was not asked for"} if not hardware else _by_hardware(configuration, stream, memory)
+    return {"model": cycles, **by}
+
+
+def _by_hardware(configuration, stream, memory):
     try:
         wrong = hardware_differences(configuration, stream, memory)
     except Unavailable as reason:
-        return {"model": cycles, "rtl": f"not run: {reason}"}
+        return {"rtl": f"not run: {reason}"}
     if wrong:
         raise SolverError(f"the RTL does not give the stream: {wrong[0]}")
-    return {"model": cycles, "rtl": cycles}
+    return {"rtl": len(stream) + DRAIN}

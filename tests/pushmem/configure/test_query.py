@@ -130,7 +130,6 @@ def test_the_solver_is_loaded_only_where_it_is_asked():
 
 
 def test_a_limit_holds_where_the_solver_does_not_look_at_its_clock(monkeypatch):
-    monkeypatch.setattr(query, "GRACE_S", 0.1)
     monkeypatch.setattr(Solver, "check", lambda *assumed: time.sleep(60))
     begin = time.perf_counter()
     answer = query.solve(counter(), Example(4, GO, {"value": [1, None, None, None]}), limit_s=0.2)

@@ -6,7 +6,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from tilewright.core import artifacts
+from tilewright.core import artifacts, deadline
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.pushmem.configure import btor2, example, forall, query, replay, smtlib, verilog
 from tilewright.pushmem.configure.objectives import Least
@@ -32,9 +32,14 @@ def run(
     after the other, the sum of the configuration words whose whole names match it is minimised. fix: a file as `output`
     is, whose words are kept; it may leave words out. Raises `TilewrightError`.
     """
-    system = read(design, solved_for)
-    known, layers, fixed = example.read(trace, system), _layers(system, least), _registers(fix, system)
-    answer = query.solve(system, known, layers=layers, fixed=fixed, limit_s=limit_s)
+    end = None if limit_s is None else perf_counter() + limit_s
+
+    def ask():
+        system = read(design, solved_for)
+        known, layers, fixed = example.read(trace, system), _layers(system, least), _registers(fix, system)
+        yield query.solve(system, known, layers=layers, fixed=fixed, limit_s=deadline.left(end))
+
+    answer = deadline.last(ask, limit_s) or query.Answer(query.GAVE_UP, complete=False)
     body: dict[str, Any] = {"design": Path(design).name, "verdict": answer.verdict, "registers": answer.registers}
     body |= {"layers": answer.layers, "least": answer.complete}
     body |= {"seconds": answer.seconds, "verified": {"replay": answer.replayed}}
@@ -64,25 +69,15 @@ def run_for_all(
     Raises `TilewrightError`.
     """
     end = None if limit_s is None else perf_counter() + limit_s
-    system = read(design, solved_for)
-    known = example.Example(cycles) if trace is None else example.read(trace, system, asks=False)
-    answer = forall.solve(
-        system,
-        known,
-        free,
-        layers=_layers(system, least),
-        fixed=_registers(fix, system),
-        always=always,
-        limit_s=limit_s,
-    )
+    answer = _of_all(design, solved_for, free, trace, cycles, always, end, least, fix)
     body: dict[str, Any] = {"design": Path(design).name, "verdict": answer.verdict, "registers": answer.registers}
-    body |= {"layers": answer.layers, "cycles": known.cycles, "induction": answer.depth, "cause": answer.why or None}
+    body |= {"layers": answer.layers, "cycles": answer.cycles, "induction": answer.depth, "cause": answer.why or None}
     body |= {"runs": [{"inputs": run.inputs, "begin": run.begin} for run in answer.runs], "rounds": answer.rounds}
     body |= {"seconds": answer.seconds, "verified": {"replay": answer.replayed}, "proofs": {}}
     for name, text in answer.questions.items():
         path = Path(output).with_suffix(f".{name}.smt2")
         path.write_text(text, encoding="utf-8")
-        solver, said = smtlib.confirmed(path, None if end is None else max(0.0, end - perf_counter()))
+        solver, said = smtlib.confirmed(path, deadline.left(end))
         body["proofs"][path.name] = {solver: said}
         answer.confirmed[name] = f"{said} by {solver}"
     artifacts.write_json(output, KIND, VERSION, body)
@@ -107,13 +102,26 @@ def verify_for_all(
     cycles: int = 0, always: bool = False, limit_s: float | None = None,
 ) -> forall.Answer:  # fmt: skip
     """Whether no run breaks the configuration of the file `written`. Raises `ConfigError` for a run that does."""
-    system = read(design, solved_for)
-    known = example.Example(cycles) if trace is None else example.read(trace, system, asks=False)
-    fixed = dict.fromkeys(system.configuration, 0) | _registers(written, system)
-    answer = forall.solve(system, known, free, fixed=fixed, always=always, limit_s=limit_s)
+    end = None if limit_s is None else perf_counter() + limit_s
+    answer = _of_all(design, solved_for, free, trace, cycles, always, end, (), written, whole=True)
     if answer.verdict == query.INFEASIBLE:
         raise ConfigError(f"{written}: {answer.why}")
     return answer
+
+
+def _of_all(design, solved_for, free, trace, cycles, always, end, least, fix, whole=False):
+    """The `forall.Answer` by the time `end`. whole: what the file `fix` leaves out is 0."""
+
+    def ask():
+        system = read(design, solved_for)
+        known = example.Example(cycles) if trace is None else example.read(trace, system, asks=False)
+        fixed, layers = dict.fromkeys(system.configuration if whole else (), 0), _layers(system, least)
+        fixed |= _registers(fix, system)
+        left = deadline.left(end)
+        yield forall.solve(system, known, free, layers=layers, fixed=fixed, always=always, limit_s=left)
+
+    over = forall.Answer(query.GAVE_UP, cycles=cycles, why=forall.OVER)
+    return deadline.last(ask, deadline.left(end)) or over
 
 
 def read(path: str | Path, solved_for: str) -> System:

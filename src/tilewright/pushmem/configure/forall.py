@@ -15,10 +15,11 @@ from random import Random
 from time import perf_counter
 from typing import Any
 
+from tilewright.core import deadline
 from tilewright.core.errors import ConfigError, SolverError
 from tilewright.pushmem.configure import objectives, replay, smtlib
 from tilewright.pushmem.configure.example import Example
-from tilewright.pushmem.configure.query import GAVE_UP, GRACE_S, INFEASIBLE, SOLVED, in_time
+from tilewright.pushmem.configure.query import GAVE_UP, INFEASIBLE, SOLVED
 from tilewright.pushmem.configure.solve import SAT, UNKNOWN, Solver, TimeOver
 from tilewright.pushmem.configure.system import System, some
 from tilewright.pushmem.configure.unroll import Unrolled
@@ -27,6 +28,8 @@ from tilewright.pushmem.configure.unroll import Unrolled
 RUNS = 16
 # Of a cause in words: words that it shows, at most.
 SHOWN = 6
+# Why there is no answer.
+OVER = "the time is over"
 
 
 @dataclass(frozen=True)
@@ -100,18 +103,18 @@ def solve(
     ConfigError
         For an example of another system, for inputs that do not exist, where nothing is asked for.
     """
-    question, begin = _Question(system, example, free, dict(fixed or {}), limit_s), perf_counter()
+    begin = perf_counter()
     if always and not system.bad:
         raise ConfigError(f"{system.name}: expected an assertion (bad), of which all cycles are asked, found none")
 
     def ask():
+        question = _Question(system, example, free, dict(fixed or {}), limit_s)
         try:
-            return question.answer(layers, always)
+            yield question.answer(layers, always)
         except TimeOver:
-            return Answer(GAVE_UP, why="the time is over", runs=question.runs, rounds=len(question.runs))
+            yield Answer(GAVE_UP, why=OVER, runs=question.runs, rounds=len(question.runs))
 
-    answer = ask() if limit_s is None else in_time(ask, limit_s + GRACE_S)
-    answer = answer or Answer(GAVE_UP, why="the time is over")
+    answer = deadline.last(ask, limit_s) or Answer(GAVE_UP, why=OVER)
     answer.cycles, answer.seconds = example.cycles, perf_counter() - begin
     return answer
 
@@ -312,8 +315,7 @@ class _Question:
         return None
 
     def _solver(self):
-        left = None if self.end is None else self.end - perf_counter()
-        return Solver(left)
+        return Solver(deadline.left(self.end))
 
     def _asked(self, solver, *assumed):
         """`SAT` or `UNSAT`. Raises `TimeOver`."""

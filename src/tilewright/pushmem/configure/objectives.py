@@ -5,7 +5,6 @@ of them. A `Least` layer is a sum of products of words; it is found by bisection
 answer's sum: a larger sum is as good as the largest word, and never wraps to a small one.
 """
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,10 +34,22 @@ class Choices:
             [each for each in group if all(known.get(name, word) == word for name, word in each.fixed.items())]
             for group in self.groups
         ]
-        yield from sorted(
-            ((sum(choice.cost for choice in taken), taken) for taken in itertools.product(*groups)),
-            key=lambda each: each[0],
-        )
+        # Totals of the groups from each one on: there are far more combinations than can be listed.
+        totals = [{0}]
+        for group in reversed(groups):
+            totals.append({choice.cost + total for choice in group for total in totals[-1]})
+        totals.reverse()
+
+        def of(place, total):
+            if place == len(groups):
+                yield ()
+                return
+            for choice in groups[place]:
+                if total - choice.cost in totals[place + 1]:
+                    for others in of(place + 1, total - choice.cost):
+                        yield choice, *others
+
+        yield from ((total, taken) for total in sorted(totals[0]) for taken in of(0, total))
 
 
 @dataclass(frozen=True)

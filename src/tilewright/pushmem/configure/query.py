@@ -1,12 +1,11 @@
 """The question: is there a configuration with which a system gives an example's outputs, and which is the least?"""
 
-import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
-from tilewright.core.errors import SolverError, TilewrightError
+from tilewright.core import deadline
+from tilewright.core.errors import SolverError
 from tilewright.pushmem.configure import explain, objectives, replay
 from tilewright.pushmem.configure.example import Example
 from tilewright.pushmem.configure.solve import SAT, UNKNOWN, Solver, TimeOver
@@ -16,8 +15,6 @@ from tilewright.pushmem.configure.unroll import Unrolled
 # Seconds of choices without an answer after which the question is asked without choices; for how many times as long
 # as they took; and after how many times as long it is asked again.
 PATIENCE_S, ALONE, AGAIN = 8.0, 2.0, 8.0
-# Seconds after a limit in which a solver may end by itself, before its process is ended.
-GRACE_S = 0.5
 SOLVED, INFEASIBLE, GAVE_UP = "solved", "infeasible", "unknown"
 
 
@@ -77,44 +74,9 @@ def solve(
     """
 
     def ask():
-        return _solve(system, example, layers, fixed, limit_s, explained)
+        yield _solve(system, example, layers, fixed, limit_s, explained)
 
-    if limit_s is None:
-        return ask()
-    answer = in_time(ask, limit_s + GRACE_S)
-    return Answer(GAVE_UP, complete=False) if answer is None else answer
-
-
-def in_time(function: Callable[[], Any], seconds: float) -> Any:
-    """What `function` gives within some seconds, None where it takes longer: in a process of its own, which then ends.
-    A solver looks at its clock now and then only."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-
-    def work():
-        try:
-            sender.send((function(), None))
-        except TilewrightError as error:
-            sender.send((None, error))
-
-    process = context.Process(target=work, daemon=True)
-    process.start()
-    sender.close()
-    try:
-        if not receiver.poll(seconds):
-            return None
-        answer, error = receiver.recv()
-    except EOFError:
-        raise SolverError(
-            f"the process of the solver ended without an answer, with exit code {process.exitcode}"
-        ) from None
-    finally:
-        process.kill()
-        process.join()
-        receiver.close()
-    if error is not None:
-        raise error
-    return answer
+    return deadline.last(ask, limit_s) or Answer(GAVE_UP, complete=False)
 
 
 def _solve(system, example, layers, fixed, limit_s, explained):
@@ -131,7 +93,7 @@ def _solve(system, example, layers, fixed, limit_s, explained):
             break
         if any(alone.get(id(choice)) for choice in taken):
             continue
-        solver = Solver(_left(end))
+        solver = Solver(deadline.left(end))
         known = dict(fixed)
         for choice in taken:
             known |= choice.fixed
@@ -161,18 +123,13 @@ def _solve(system, example, layers, fixed, limit_s, explained):
             cause = explain.cause(system, example, fixed, left)
             if cause is not None:
                 if explained and not cause.least:
-                    cause = explain.cause(system, example, fixed, _left(end)) or cause
+                    cause = explain.cause(system, example, fixed, deadline.left(end)) or cause
                 return Answer(INFEASIBLE, seconds={"first": perf_counter() - begin}, cause=cause if explained else None)
     seconds = {"first": perf_counter() - begin}
     if gave_up:
         return Answer(GAVE_UP, seconds=seconds, complete=False)
-    cause = explain.cause(system, example, fixed, _left(end)) if explained else None
+    cause = explain.cause(system, example, fixed, deadline.left(end)) if explained else None
     return Answer(INFEASIBLE, seconds=seconds, cause=cause)
-
-
-def _left(end):
-    """Seconds until `end`, None where there is no limit."""
-    return None if end is None else max(0.0, end - perf_counter())
 
 
 def _require(solver, unrolled, taken):

@@ -7,14 +7,14 @@ a chain may be cut. A chain that is made several times is searched over one roun
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
-from tilewright.core import arguments
+from tilewright.core import arguments, deadline
 from tilewright.pushmem.errors import MappingError
 from tilewright.pushmem.movers import Descriptor, Mover, Task, check, replay
 
@@ -49,13 +49,21 @@ class _NotFound(Exception):
     """Why a nest is none of a mover."""
 
 
-def descriptors(indices: np.ndarray, element_bytes: int, own: Mover, elements: int | None = None) -> Answer:
+def descriptors(
+    indices: np.ndarray, element_bytes: int, own: Mover, elements: int | None = None, limit_s: float | None = None
+) -> Answer:
     """The `Answer` for elements of a buffer that are to be moved in this order.
 
     indices: integers [n]. element_bytes: of an element, a divisor or a multiple of the mover's granule. elements: of
-    the buffer, where that is known. Raises `MappingError` for sizes that do not fit each other, and for indices outside
-    of the buffer.
+    the buffer, where that is known. limit_s: seconds, after which the least so far counts. Raises `MappingError` for
+    sizes that do not fit each other, and for indices outside of the buffer.
     """
+    answer = deadline.last(lambda: _of_elements(indices, element_bytes, own, elements), limit_s)
+    return answer or Answer(UNKNOWN, why="the time limit ended the search")
+
+
+def _of_elements(indices, element_bytes, own, elements):
+    """Yield answers, the last one `descriptors`'."""
     indices = np.asarray(indices)
     if indices.ndim != 1 or not (np.issubdtype(indices.dtype, np.integer) or not indices.size):
         raise MappingError(f"indices: expected integers [n], found {arguments.shown(indices)}")
@@ -67,7 +75,8 @@ def descriptors(indices: np.ndarray, element_bytes: int, own: Mover, elements: i
         raise MappingError(f"indices: expected 0 {end}, found {int(indices[at])} at place {at}")
     if element_bytes % own.granule == 0 and element_bytes:
         number = element_bytes // own.granule
-        return program((indices[:, None] * number + np.arange(number)).reshape(-1), own)
+        yield from _answers((indices[:, None] * number + np.arange(number)).reshape(-1), own)
+        return
     if element_bytes < 1 or own.granule % element_bytes:
         raise MappingError(
             f"expected elements of a divisor or a multiple of {own.granule} bytes, found {element_bytes}"
@@ -79,9 +88,10 @@ def descriptors(indices: np.ndarray, element_bytes: int, own: Mover, elements: i
     place = int(torn[0]) * number if len(torn) else whole
     if place < len(indices):
         found = ", ".join(map(str, indices[place : place + number].tolist()))
-        return Answer(NONE, (), True, f"{own.granule} bytes are moved at a time: elements {found} at place {place} are "
-                      "not the neighbours that fill them")  # fmt: skip
-    return program(groups[:, 0] // number, own)
+        why = f"{own.granule} bytes are moved at a time: elements {found} at place {place} are not the neighbours that"
+        yield Answer(NONE, (), True, f"{why} fill them")
+    else:
+        yield from _answers(groups[:, 0] // number, own)
 
 
 def program(addresses: np.ndarray, own: Mover) -> Answer:
@@ -90,31 +100,53 @@ def program(addresses: np.ndarray, own: Mover) -> Answer:
     First the fewest descriptors count, then the fewest loops, then the smallest steps. Every solution was replayed.
     Raises `MappingError` for negative addresses.
     """
+    return [*_answers(addresses, own)][-1]
+
+
+def _answers(addresses, own):
+    """Yield answers, each better than those before it."""
     if len(addresses) and int(addresses.min()) < 0:
         raise MappingError(f"expected addresses of at least 0, found {int(addresses.min())}")
     if not len(addresses):
-        return Answer(SOLVED, (), True, "nothing is to be moved")
+        yield Answer(SOLVED, (), True, "nothing is to be moved")
+        return
     nest, why = _nest(addresses), "the sequence is no nest of loops"
     if nest is not None:
         try:
-            return _checked(Answer(SOLVED, (_task(int(addresses[0]), nest, own, True),), True), addresses, own)
+            yield _checked(Answer(SOLVED, (_task(int(addresses[0]), nest, own, True),), True), addresses, own)
+            return
         except _NotFound as reason:
             why = str(reason)
-    block = 1 if len(addresses) <= MOST_CUTS else _block(addresses)
+    block = 1 if len(addresses) <= MOST_CUTS else _block(addresses, min(own.longest, own.longest_step))
+    every: Iterable
     if len(addresses) // block > MOST_CUTS:
-        found = [_unrolled(int(addresses[0]), nest, own)] if nest else []
-        if not any(found):
-            why = f"{why}, and its {len(addresses)} granules have too many places for a cut"
-            return Answer(UNKNOWN, (), False, why)
+        every = [_unrolled(int(addresses[0]), nest, own)] if nest else []
     else:
-        found = [_plain(addresses, own, block), *_rounds(addresses, own, block)]
-    cost, tasks = min((each for each in found if each is not None), key=lambda each: each[0], default=(0, ()))
+        every = chain([_plain(addresses, own, block)], _rounds(addresses, own, block))
+        every = chain([_unrolled(int(addresses[0]), nest, own)], every) if nest and block > 1 else every
+    cost, best = _FAR, None
+    for own_cost, tasks in filter(None, every):
+        if own_cost < cost:
+            cost, best = own_cost, Answer(SOLVED, tasks, False, f"one descriptor is not enough: {why}")
+            yield _checked(best, addresses, own)
     # One descriptor is excluded above.
-    exact = block == 1 or (tasks and cost // _ONE == 2)
-    if tasks:
-        return _checked(Answer(SOLVED, tasks, bool(exact), f"one descriptor is not enough: {why}"), addresses, own)
-    why = f"more than {own.descriptors} descriptors are needed: {why}"
-    return Answer(NONE, (), True, why) if exact else Answer(UNKNOWN, (), False, why)
+    needed = max(2, _apart(addresses, own))
+    if best is not None:
+        yield replace(best, least=block == 1 or cost // _ONE == needed)
+    elif needed > own.descriptors:
+        yield Answer(NONE, (), True, f"{needed} parts are further apart than {own.longest_step} granules: {why}")
+    elif len(addresses) // block > MOST_CUTS:
+        yield Answer(UNKNOWN, why=f"{why}, and its {len(addresses)} granules have too many places for a cut")
+    else:
+        why = f"more than {own.descriptors} descriptors are needed: {why}"
+        yield Answer(NONE, (), True, why) if block == 1 else Answer(UNKNOWN, why=why)
+
+
+def _apart(addresses, own):
+    """Parts that are further apart than the longest step: a descriptor each at least, where no address goes back. What
+    is made several times then moves on by more than it spans, and so has no such step in it."""
+    steps = np.diff(addresses)
+    return int((steps > own.longest_step).sum()) + 1 if (steps >= 0).all() else 1
 
 
 def _checked(answer, addresses, own):
@@ -223,10 +255,10 @@ def _divisors(n):
     return tuple(sorted({*small, *(n // d for d in small)}))
 
 
-def _block(addresses):
-    """Granules of which contiguous blocks all runs consist."""
+def _block(addresses, most):
+    """Granules, at most so many, of which contiguous blocks all runs consist."""
     ends = np.flatnonzero(np.diff(addresses) != 1) + 1
-    return math.gcd(len(addresses), *map(int, ends))
+    return max(each for each in _divisors(math.gcd(len(addresses), *map(int, ends))) if each <= most)
 
 
 def _plain(addresses, own, block):
@@ -246,18 +278,29 @@ def _plain(addresses, own, block):
 
 
 def _unrolled(base, nest, own):
-    """``(cost, tasks)`` of a nest whose outer loops are written out, a descriptor each time, or None."""
-    for outer in range(1, len(nest)):
+    """``(cost, tasks)`` of a nest whose outer loops are written out and the next one is cut in parts, or None."""
+    best = None
+    for outer in range(len(nest)):
+        inner, (rounds, step) = nest[: -outer - 1], nest[-outer - 1]
         starts = np.array([base])
-        for rounds, step in nest[: -outer - 1 : -1]:
-            starts = (starts[:, None] + step * np.arange(rounds)).reshape(-1)
-        if len(starts) > own.descriptors:
-            return None
-        try:
-            return len(starts) * _ONE, tuple(_task(int(start), nest[:-outer], own, True) for start in starts)
-        except _NotFound:
-            continue
-    return None
+        for count, further in nest[: len(inner) : -1]:
+            starts = (starts[:, None] + further * np.arange(count)).reshape(-1)
+        most = own.descriptors // len(starts) if best is None else (best[0] // _ONE - 1) // len(starts)
+        for parts in range(1, min(most, rounds) + 1):
+            each = -(-rounds // parts)
+            sizes = [each] * (rounds // each) + [rounds % each] * (rounds % each > 0)
+            begins = np.cumsum([0, *sizes[:-1]]) * step
+            try:
+                made = [
+                    _task(int(start + begin), inner + [(size, step)] * (size > 1), own, True)
+                    for start in starts
+                    for begin, size in zip(begins, sizes, strict=True)
+                ]
+            except _NotFound:
+                continue
+            best = len(made) * _ONE, tuple(made)
+            break
+    return best
 
 
 def _rounds(addresses, own, block) -> Iterator:
@@ -278,12 +321,12 @@ def _rounds(addresses, own, block) -> Iterator:
         if (breaks % block).any() or (found := _chain(rows[0], own, block, False, breaks)) is None:
             continue
         cost, pieces = found
-        at, chain = 0, []
+        at, made = 0, []
         for piece in pieces:
             (descriptor,) = _task(int(piece[0]), _nest(piece), own, False).descriptors
-            chain.append(Descriptor(descriptor.base, descriptor.sizes, descriptor.steps, int(forward[at])))
+            made.append(Descriptor(descriptor.base, descriptor.sizes, descriptor.steps, int(forward[at])))
             at += len(piece)
-        yield cost + len(pieces) * _LOOP + sum(own.forward for own in chain), (Task(tuple(chain), times),)
+        yield cost + len(pieces) * _LOOP + sum(own.forward for own in made), (Task(tuple(made), times),)
 
 
 def _chain(addresses, own, block, iterated, breaks):
