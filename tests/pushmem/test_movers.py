@@ -123,6 +123,9 @@ def test_a_limit_holds_at_its_last_value_and_not_beyond(name):
     # A long contiguous run has no wrap.
     run = least.program(np.arange(4 * wrap), mover)
     assert run.descriptors == 1
+    # One that is longer than what moves at a time is made several times, and cut.
+    long = [least.program(np.arange(n), mover) for n in (10**6, 10**7)]
+    assert [answer.descriptors for answer in long] == {"aie2-core": [2, 0]}.get(name, [1, 2 - (mover.longest > 10**7)])
 
 
 PATTERNS = json.loads((Path(__file__).parent / "mover_patterns.json").read_text(encoding="utf-8"))
@@ -203,6 +206,8 @@ def test_text_counts_words_and_numbers_descriptors_by_channel():
         ("--slice a --sizes 4", 2, "error: expected one of --slice, --sizes and --indices, found --slice and --sizes"),
         ("--slice a", 2, "error: --slice: expected the --shape of the buffer, found none"),
         ("--shape 4 --slice __import__('os')", 2, "error: --slice: expected an expression such as"),
+        ("--sizes 100000,100000 --strides 1,1", 2, "--sizes: expected at most 134,217,728 elements, found 10,000,000"),
+        ("--shape 100000x100000 --slice a", 2, "--shape: expected at most 134,217,728 elements, found 10,000,000,000"),
     ],
 )
 def test_the_command_says_what_was_found(options, status, said, capsys):
