@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 
-from tilewright.pushmem import dsl, mapping, simulate
+from tilewright.pushmem import dsl, expressions, mapping, simulate
 from tilewright.pushmem.dsl import Input, Stage, maximum
 from tilewright.pushmem.errors import RunError
 from tilewright_study.experiments.push import apps
@@ -87,7 +87,7 @@ def stencil(integer, pick, mark="", most=5, sides=(18, 40)):
             made = Stage(name, shape, word)
             rate[name] = rate[source.name]
         sources.append(made)
-    read = {r.source.name for s in sources[1:] for r in dsl.reads(s.traced(*dsl.variables(s, {})))}
+    read = {r.source.name for s in sources[1:] for r in expressions.reads(s.traced(*dsl.variables(s, {})))}
     last = [s for s in sources[1:] if s.name not in read]
     return last or [Stage(f"{mark}copy", (size, size), lambda y, x: sources[0][y, x])]
 

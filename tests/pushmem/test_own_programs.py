@@ -10,6 +10,7 @@ from helpers import extras
 from helpers.push import words
 from tilewright.pushmem import dsl, lowering, mapping, netlist, program, simulate
 from tilewright.pushmem.dsl import Input, Reduce, Stage, bounded, divide, maximum, minimum, saturate, select
+from tilewright.pushmem.expressions import BORDERS, Const, Coordinate, number
 
 # As numpy.pad names them.
 MODES = {"clamp": "edge", "zero": "constant", "mirror": "reflect", "symmetric": "symmetric", "wrap": "wrap"}
@@ -59,7 +60,7 @@ def test_the_hardware_gives_the_words_of_two_definitions():
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("border", dsl.BORDERS)
+@pytest.mark.parametrize("border", BORDERS)
 @pytest.mark.parametrize("memory", ["pub", "dp"])
 def test_words_beyond_a_border_are_those_of_numpy(border, memory):
     near, data = bounded(IMAGE, border), words([Stage("s", (6, 10), lambda y, x: IMAGE[y, x])])
@@ -78,7 +79,7 @@ def quotients(divisor, signed, make):
     made = {"a": np.arange(1 << 16)}
     for s in lowering.lower(Stage("q", (1,), lambda _: make(source[0], divisor), dtype=source.dtype)).statements:
         made[s.name] = np.asarray(program.word(s.expression, [made[r.buffer] for r in s.reads], {"i0": 0}))
-    return dsl.number(made["a"], signed), dsl.number(made["q"], signed)
+    return number(made["a"], signed), number(made["q"], signed)
 
 
 DIVISORS = [*range(1, 40), 60, 85, 100, 127, 128, 225, 255, 256, 641, 1000, 9999, 16384, 21845, 32767]
@@ -176,7 +177,7 @@ def expressions(draw, depth=3):
         if kind == "read":
             return lambda y, x: source[y, x], lambda data: numbers(data[source.name], source.dtype == "int16")
         if kind == "border":
-            border = draw(st.sampled_from(dsl.BORDERS))
+            border = draw(st.sampled_from(BORDERS))
             rows, columns = slice(2 + i, 8 + i), slice(2 + j, 12 + j)
             beyond = lambda data: np.pad(data[source.name], 2, mode=MODES[border])[rows, columns]  # noqa: E731
             return (
@@ -184,11 +185,9 @@ def expressions(draw, depth=3):
                 lambda data: numbers(beyond(data), source.dtype == "int16"),
             )
         if kind == "index":
-            return lambda y, x: dsl.Coordinate(2 * x + y), lambda data: numbers(
-                np.indices((6, 10))[0] + 2 * np.arange(10)
-            )
+            return lambda y, x: Coordinate(2 * x + y), lambda data: numbers(np.indices((6, 10))[0] + 2 * np.arange(10))
         value = draw(st.integers(0, 300))
-        return lambda y, x: dsl.Const(value), lambda data: numbers(np.full((6, 10), value))
+        return lambda y, x: Const(value), lambda data: numbers(np.full((6, 10), value))
     (one, a), (other, b) = draw(expressions(depth - 1)), draw(expressions(depth - 1))
     name, divisor = draw(st.sampled_from(sorted(PAIRS))), draw(st.integers(1, 300))
     ours, theirs = PAIRS[name]

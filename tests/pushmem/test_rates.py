@@ -5,7 +5,7 @@ import pytest
 
 from helpers import extras
 from helpers.push import words
-from tilewright.pushmem import dsl, mapping, netlist, rates, simulate
+from tilewright.pushmem import dsl, expressions, mapping, netlist, rates, simulate
 from tilewright.pushmem.dsl import Input, Reduce, Stage
 from tilewright.pushmem.errors import MappingError, ProgramError
 from tilewright.pushmem.lowering import lower
@@ -41,7 +41,7 @@ def program(draw):
         )[whole(0, 7)]
         if min(shape) > 1:
             sources.append(Stage(f"s{number}", shape, word))
-    read = {r.source.name for s in sources[1:] for r in dsl.reads(s.traced(*dsl.variables(s, {})))}
+    read = {r.source.name for s in sources[1:] for r in expressions.reads(s.traced(*dsl.variables(s, {})))}
     return [s for s in sources[1:] if s.name not in read]
 
 

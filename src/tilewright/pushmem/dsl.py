@@ -1,552 +1,29 @@
-"""The language of push-memory programs: inputs, stages, expressions of 16-bit words, and a numpy oracle.
+"""The language of push-memory programs: inputs and stages, whose words are `expressions`.
 
-An index is affine in the loop variables, with floor division, modulo, minimum and maximum by constants. An expression
-is made of reads, constants and the operators of a 16-bit PE; each operation wraps around. `//` and `%` by constants are
-exact and round down. `bounded` says what stands beyond the borders of an array. Of a `select` on indices, only the side
-that is chosen is read. `evaluate` computes a program on whole arrays and knows no schedule.
+`bounded` says what stands beyond the borders of an array. `evaluate` computes a program on whole arrays.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import linecache
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
+from tilewright.pushmem import expressions, reference
 from tilewright.pushmem.errors import ProgramError
+from tilewright.pushmem.expressions import Expression, Lut, Reduce, divide, maximum, minimum, saturate, select
+
+# What programs are written with.
+__all__ = [
+    "Expression", "Input", "Lut", "Reduce", "Source", "Stage", "bounded", "divide", "evaluate", "maximum", "minimum",
+    "saturate", "select",
+]  # fmt: skip
 
 DTYPES = ("uint16", "int16", "uint8")
-REDUCTIONS = ("+", "min", "max")
-BITS = 16
-WORD = (1 << BITS) - 1
-
-
-# Of a number anywhere, the place within 0 .. n - 1 whose word stands there.
-FOLDS: dict[str, Callable[[Any, int], Any]] = {
-    "clamp": lambda at, n: np.clip(at, 0, n - 1),
-    "mirror": lambda at, n: (n - 1) - abs((n - 1) - at % max(1, 2 * n - 2)),
-    "symmetric": lambda at, n: np.minimum(at % (2 * n), 2 * n - 1 - at % (2 * n)),
-    "wrap": lambda at, n: at % n,
-}
-# As numpy.pad names them: edge, constant, reflect, symmetric, wrap.
-BORDERS = ("clamp", "zero", "mirror", "symmetric", "wrap")
-INDICES: dict[str, Callable[[Any, Any], Any]] = FOLDS | {
-    "add": operator.add,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "min": np.minimum,
-    "max": np.maximum,
-}
-
-
-@dataclass(frozen=True)
-class Index:
-    """An index expression. kind: var, const, add, mul, floordiv, mod, min, max or a border; args: its operands."""
-
-    kind: str
-    args: tuple[Any, ...]
-
-    def __add__(self, other: Any) -> Index:
-        # With data it is a word: the expression's own operator takes it.
-        if isinstance(other, Expression):
-            return NotImplemented
-        other = index(other)
-        if self.kind == "const":
-            self, other = other, self
-        if other.kind != "const":
-            return Index("add", (self, other))
-        if self.kind == "const" or (self.kind == "add" and self.args[1].kind == "const"):
-            # Constants are put together, so that equal indices look alike.
-            first = index(0) if self.kind == "const" else self.args[0]
-            total = other.args[0] + (self if self.kind == "const" else self.args[1]).args[0]
-            return index(total) if self.kind == "const" else first + total
-        return Index("add", (self, other)) if other.args[0] else self
-
-    __radd__ = __add__
-
-    def __neg__(self) -> Index:
-        return self * -1
-
-    def __sub__(self, other: Any) -> Index:
-        return NotImplemented if isinstance(other, Expression) else self + -index(other)
-
-    def __rsub__(self, other: Any) -> Index:
-        return index(other) + -self
-
-    def __mul__(self, other: Any) -> Index:
-        if isinstance(other, Expression):
-            return NotImplemented
-        if isinstance(other, Index) and other.kind == "const":
-            other = other.args[0]
-        if isinstance(other, Index) and self.kind == "const":
-            return other * self.args[0]
-        if not isinstance(other, int | np.integer):
-            raise ProgramError(f"an index has to be affine; found ({self}) * ({other})")
-        return index(self.args[0] * int(other)) if self.kind == "const" else Index("mul", (self, int(other)))
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: Any) -> Index:
-        return Index("floordiv", (self, _divisor(self, "//", other)))
-
-    def __mod__(self, other: Any) -> Index:
-        return Index("mod", (self, _divisor(self, "%", other)))
-
-    def __truediv__(self, other: Any) -> NoReturn:
-        raise ProgramError(f"an index is divided by //, which rounds down; found ({self}) / ({other})")
-
-    def __rtruediv__(self, other: Any) -> NoReturn:
-        raise ProgramError(f"an index is divided by positive constants only; found ({other}) / ({self})")
-
-    __rfloordiv__ = __rmod__ = __rtruediv__
-
-    def __eq__(self, other: Any) -> Any:
-        if isinstance(other, int | Expression):
-            return as_expression(self) == other
-        return isinstance(other, Index) and (self.kind, self.args) == (other.kind, other.args)
-
-    def __ne__(self, other: Any) -> Any:
-        if isinstance(other, int | Expression):
-            return as_expression(self) != other
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash((self.kind, self.args))
-
-    def __str__(self) -> str:
-        a = self.args
-        match self.kind:
-            case "var" | "const":
-                return str(a[0])
-            case "add":
-                below = a[1].kind == "const" and a[1].args[0] < 0
-                return f"{a[0]} - {-a[1].args[0]}" if below else f"{a[0]} + {a[1]}"
-            case "mul":
-                return f"{a[1]}*({a[0]})" if a[0].args[1:] else f"{a[1]}*{a[0]}"
-            case "floordiv":
-                return f"floor(({a[0]})/{a[1]})"
-            case "mod":
-                return f"(({a[0]}) mod {a[1]})"
-        return f"{self.kind}({a[0]}, {a[1]})"
-
-    def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """Its value for the loop variables `values` (integers or arrays)."""
-        if self.kind == "var":
-            return values[self.args[0]]
-        if self.kind == "const":
-            return self.args[0]
-        one, other = (a.evaluate(values) if isinstance(a, Index) else a for a in self.args)
-        return INDICES[self.kind](one, other)
-
-    def slope(self, name: str) -> Fraction:
-        """Its mean growth per step of the loop variable `name`."""
-        a = self.args
-        match self.kind:
-            case "var":
-                return Fraction(int(a[0] == name))
-            case "add":
-                return a[0].slope(name) + a[1].slope(name)
-            case "mul":
-                return a[0].slope(name) * a[1]
-            case "floordiv":
-                return a[0].slope(name) / a[1]
-            case "min" | "max" | "clamp":
-                return a[0].slope(name)
-        return Fraction(0)
-
-    def names(self) -> set[str]:
-        """The loop variables in it."""
-        if self.kind == "var":
-            return {self.args[0]}
-        return set().union(*(a.names() for a in self.args if isinstance(a, Index)))
-
-
-def _compared(name):
-    """An operator that takes an index as a word."""
-
-    def compare(self, other):
-        return getattr(as_expression(self), name)(other)
-
-    return compare
-
-
-_WORDS = ("lt", "le", "gt", "ge", "lshift", "rshift", "and", "or", "xor", "rlshift", "rrshift", "rand", "ror", "rxor")
-for _name in _WORDS:
-    setattr(Index, f"__{_name}__", _compared(f"__{_name}__"))
-
-
-def index(value: Any) -> Index:
-    """`value` as an index: an `Index` or an integer. Raises `ProgramError` for anything else."""
-    if isinstance(value, Index):
-        return value
-    if isinstance(value, int | np.integer):
-        return Index("const", (int(value),))
-    if isinstance(value, Coordinate):
-        return value.index
-    if isinstance(value, Const):
-        return index(int(number(value.value, value.signed)))
-    if isinstance(value, Op) and value.name in ("min", "max", "+", "-", "*") and of_indices(value):
-        one, other = map(index, value.args)
-        if value.name not in ("min", "max"):
-            return {"+": operator.add, "-": operator.sub, "*": operator.mul}[value.name](one, other)
-        one, other = (other, one) if one.kind == "const" else (one, other)
-        if other.kind == "const":
-            return Index(value.name, (one, other.args[0]))
-    if isinstance(value, Expression):
-        raise ProgramError(f"an index has to be affine in the loop variables; found the data {value}")
-    raise ProgramError(f"an index has to be affine in the loop variables; found {value!r}")
-
-
-def _divisor(left: Index, sign: str, right: Any) -> int:
-    if not isinstance(right, int | np.integer) or right <= 0:
-        raise ProgramError(f"an index is divided by positive constants only; found ({left}) {sign} ({right})")
-    return int(right)
-
-
-def _operators(name: str) -> tuple[Callable[[Any, Any], Op], Callable[[Any, Any], Op]]:
-    """An operator of words, and the same of an operand that stands before a word."""
-    return lambda word, other: binary(name, word, other), lambda word, other: binary(name, other, word)
-
-
-class Expression:
-    """A 16-bit value; operators of PEs build larger ones. `signed` decides shifts, minima, maxima and comparisons."""
-
-    signed = False
-
-    __add__ = _operators("+")[0]
-    __sub__, __rsub__ = _operators("-")
-    __mul__ = __rmul__ = _operators("*")[0]
-    __rshift__, __rrshift__ = _operators(">>")
-    __lshift__, __rlshift__ = _operators("<<")
-    __and__ = __rand__ = _operators("&")[0]
-    __or__ = __ror__ = _operators("|")[0]
-    __xor__ = __rxor__ = _operators("^")[0]
-    __lt__, __gt__ = _operators("<")
-    __le__, __ge__ = _operators("<=")
-    __eq__ = _operators("==")[0]  # type: ignore[assignment]
-    __ne__ = _operators("!=")[0]  # type: ignore[assignment]
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-    def __radd__(self, other: Any) -> Expression:
-        # Python's own sum() begins with 0.
-        return self if isinstance(other, int) and not other else binary("+", other, self)
-
-    def __neg__(self) -> Op:
-        return binary("-", 0, self)
-
-    def __invert__(self) -> Op:
-        return binary("^", self, WORD)
-
-    def __abs__(self) -> Op:
-        return Op("abs", (self,), self.signed)
-
-    def __floordiv__(self, other: Any) -> Expression:
-        return divide(self, other)
-
-    def __mod__(self, other: Any) -> Expression:
-        return (
-            self - self // other * other
-            if _constant(self, "%", other) < 0
-            else Op("%", _both(self, other), self.signed)
-        )
-
-    def __divmod__(self, other: Any) -> tuple[Expression, Expression]:
-        return self // other, self % other
-
-    def __truediv__(self, other: Any) -> NoReturn:
-        raise ProgramError(f"a word is whole: // rounds down, divide() has other roundings; found {self} / {other}")
-
-    def __rtruediv__(self, other: Any) -> NoReturn:
-        raise ProgramError(f"a word is divided by constants only; found {other} / {self}")
-
-    __rfloordiv__ = __rmod__ = __rdivmod__ = __rtruediv__
-
-    def __pow__(self, other: Any) -> NoReturn:
-        raise ProgramError(f"a PE takes no powers: multiply, or look the power up in a Lut; found ({self}) ** {other}")
-
-    def __rpow__(self, other: Any) -> NoReturn:
-        raise ProgramError(f"a PE takes no powers: << has those of two, a Lut any; found {other} ** ({self})")
-
-    def __bool__(self) -> NoReturn:
-        raise ProgramError(
-            f"a value known only at run time is neither true nor false; use select(), minimum() or maximum() for "
-            f"{self}; an index has to be affine"
-        )
-
-    def as_signed(self) -> Expression:
-        """The same bits, read as a two's-complement number."""
-        return Op("bits", (self,), True)
-
-    def as_unsigned(self) -> Expression:
-        """The same bits, read as an unsigned number."""
-        return Op("bits", (self,), False)
-
-
-@dataclass(frozen=True, eq=False)
-class Const(Expression):
-    """A constant word. Negative values are stored in two's complement."""
-
-    value: int
-    signed: bool = False
-
-    def __str__(self) -> str:
-        return str(number(self.value, self.signed))
-
-
-@dataclass(frozen=True, eq=False)
-class Read(Expression):
-    """The word of `source` at `indices`; border: what stands beyond it, see `bounded`."""
-
-    source: Any
-    indices: tuple[Index, ...]
-    border: str = ""
-
-    @property
-    def signed(self) -> bool:  # type: ignore[override]  # nobody writes it
-        """Whether the source's words are signed."""
-        return self.source.dtype == "int16"
-
-    def __str__(self) -> str:
-        name = f"{self.border}({self.source.name})" if self.border else self.source.name
-        return f"{name}[{', '.join(map(str, self.indices))}]"
-
-
-@dataclass(frozen=True, eq=False)
-class Coordinate(Expression):
-    """The value of an index, as a word."""
-
-    index: Index
-
-    def __str__(self) -> str:
-        return str(self.index)
-
-
-@dataclass(frozen=True, eq=False)
-class Op(Expression):
-    """One operation of a PE."""
-
-    name: str
-    args: tuple[Expression, ...]
-    signed: bool = False
-
-    def __str__(self) -> str:
-        if self.name == "bits":
-            return f"({self.args[0]}).as_{'' if self.signed else 'un'}signed()"
-        if self.name.isalpha():
-            return f"{_SPOKEN.get(self.name, self.name)}({', '.join(map(str, self.args))})"
-        return f" {self.name} ".join(f"({a})" if isinstance(a, Op) and len(a.args) > 1 else str(a) for a in self.args)
-
-
-@dataclass(frozen=True, eq=False)
-class Lut(Expression):
-    """The entry of a constant table that data choose; the table's length is a power of two, the index wraps."""
-
-    table: tuple[int, ...]
-    args: tuple[Expression, ...]
-    signed: bool = False
-
-    def __str__(self) -> str:
-        return f"Lut[{self.args[0]}]"
-
-    @staticmethod
-    def of(table: Sequence[int], value: Any) -> Lut:
-        """`table[value mod len(table)]`. Raises `ProgramError` where the length is no power of two."""
-        table = tuple(int(v) & WORD for v in table)
-        if not table or len(table) & (len(table) - 1):
-            raise ProgramError(f"expected a table whose length is a power of two, found {len(table)} entries")
-        return Lut(table, (as_expression(value),))
-
-
-@dataclass(frozen=True, eq=False)
-class Reduce(Expression):
-    """The sum (or min, max) of `body` over a box of further loop variables; `unroll` names loops done in space."""
-
-    extents: tuple[int, ...]
-    body: Callable[..., Expression]
-    op: str = "+"
-    unroll: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.op not in REDUCTIONS:
-            raise ProgramError(f"unknown reduction {self.op!r}; known: {', '.join(REDUCTIONS)}")
-        _check_box("a reduction", self.extents, self.unroll)
-
-    def __str__(self) -> str:
-        return f"Reduce({self.extents}, {self.op})"
-
-    def traced(self, *indices: Any) -> Expression:
-        """The expression that is added at `indices`. Raises `ProgramError` for a function that takes others."""
-        return _called("a reduction", self.body, indices)
-
-
-_PACKAGE = str(Path(__file__).parent)
-
-
-def _called(name, make, indices):
-    """The expression that `make` gives. An error names the line of the program, and loops by the names in it."""
-    try:
-        return as_expression(make(*indices))
-    except (TypeError, ProgramError) as error:
-        text, trace = as_written(make, indices, str(error)), error.__traceback__
-        line = None
-        while trace is not None:
-            place = trace.tb_frame.f_code.co_filename
-            if not place.startswith(_PACKAGE):
-                line = Path(place).name, trace.tb_lineno, linecache.getline(place, trace.tb_lineno).strip()
-            trace = trace.tb_next
-        if line is not None and "line " not in text:
-            text = f"{text} ({line[0]}, line {line[1]}: {line[2]})"
-        raise ProgramError(f"{name}: {text}") from error
-
-
-def as_written(make: Callable[..., Any], indices: Sequence[Any], text: str) -> str:
-    """`text` with the loops of `indices` by the names that the function `make` has for them."""
-    try:
-        names = list(inspect.signature(make).parameters)
-    except (TypeError, ValueError):
-        return text
-    for at, spoken in zip(indices, names, strict=False):
-        if isinstance(at, Index) and at.kind == "var":
-            text = re.sub(rf"\b{at.args[0]}\b", spoken, text)
-    return text
-
-
-def _check_box(name, shape, unroll):
-    """Raise `ProgramError` unless `shape` is a box, and `unroll` are dimensions of it."""
-    if not isinstance(shape, tuple) or not shape or any(not _whole(extent) or extent < 1 for extent in shape):
-        raise ProgramError(f"{name}: expected a shape of positive integers, found {shape}")
-    known = range(len(shape))
-    if not isinstance(unroll, tuple) or any(not _whole(d) or d not in known for d in unroll):
-        raise ProgramError(f"{name}: expected dimensions to unroll among {tuple(known)}, found {unroll}")
-    if len(set(unroll)) < len(unroll):
-        raise ProgramError(f"{name}: expected each dimension to unroll once, found {unroll}")
-
-
-def _whole(value):
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def as_expression(value: Any) -> Expression:
-    """`value` as an expression: an expression, an index or an integer that a word holds."""
-    if isinstance(value, Expression):
-        return value
-    if isinstance(value, Index):
-        return Coordinate(value)
-    if isinstance(value, bool | np.bool_):
-        raise ProgramError(
-            f"expected a 16-bit constant or an expression, found {value}; of two indices write (a - b) == 0 for a == b"
-        )
-    if isinstance(value, int | np.integer) and -(1 << (BITS - 1)) <= value <= WORD:
-        return Const(int(value) & WORD, bool(value < 0))
-    raise ProgramError(f"expected a 16-bit constant or an expression, found {value!r}")
-
-
-def binary(name: str, left: Any, right: Any) -> Op:
-    """An operation of two words."""
-    left, right = as_expression(left), as_expression(right)
-    typed = [a for a in (left, right) if not isinstance(a, Const | Coordinate)] or [left]
-    signed = left.signed if name in (">>", "<<") else any(a.signed for a in typed)
-    return Op(name, (left, right), signed)
-
-
-_SPOKEN = {"min": "minimum", "max": "maximum"}
-
-
-def _both(left: Any, right: Any) -> tuple[Expression, Expression]:
-    return as_expression(left), as_expression(right)
-
-
-def _constant(word: Expression, sign: str, divisor: Any) -> int:
-    """A divisor. Raises `ProgramError` for one that is no constant, is 0 or too large for `word`."""
-    given, divisor = divisor, int(divisor) if isinstance(divisor, int | np.integer) else 0
-    if not divisor or isinstance(given, bool):
-        raise ProgramError(f"a word is divided by constants other than 0 only; found ({word}) {sign} ({given})")
-    if not word.signed and divisor < 0:
-        raise ProgramError(
-            f"an unsigned word is divided by positive constants; found ({word}) {sign} ({divisor}); see as_signed()"
-        )
-    if abs(divisor) > (WORD // 2 if word.signed else WORD):
-        raise ProgramError(f"expected a divisor of 16 bits, found ({word}) {sign} ({divisor})")
-    return divisor
-
-
-def divide(word: Any, divisor: int, rounding: str = "down") -> Expression:
-    """`word` divided by a constant, exactly.
-
-    Parameters
-    ----------
-    word : Expression
-        What is divided, a signed or an unsigned word.
-    divisor : int
-        A constant other than 0; of an unsigned word a positive one.
-    rounding : str
-        ``down`` as Python's ``//``, ``zero`` as C's, ``nearest`` with halves up.
-
-    Returns
-    -------
-    Expression
-        The quotient, of the type of `word`.
-
-    Raises
-    ------
-    ProgramError
-        For another divisor or rounding.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from tilewright.pushmem import dsl
-    >>> line = dsl.Input("line", (4,), "int16")
-    >>> thirds = dsl.Stage("thirds", (4,), lambda x: dsl.divide(line[x], 3, "nearest"), dtype="int16")
-    >>> dsl.evaluate(thirds, {"line": np.array([-5, -1, 4, 5])})["thirds"]
-    array([-2,  0,  1,  2], dtype=int16)
-    """
-    word, known = as_expression(word), ("down", "zero", "nearest")
-    divisor = _constant(word, "//", divisor)
-    if rounding not in known:
-        raise ProgramError(f"unknown rounding {rounding!r}; known: {', '.join(known)}")
-    if rounding == "nearest":
-        whole, rest = word // abs(divisor), (word % abs(divisor)).as_unsigned()
-        half = abs(divisor) // 2
-        return whole + (rest >= abs(divisor) - half) if divisor > 0 else 0 - whole - (rest > half)
-    if rounding == "zero" and word.signed:
-        whole = abs(word).as_unsigned() // abs(divisor)
-        return select((word < 0) if divisor > 0 else (word >= 0), 0 - whole, whole).as_signed()
-    if divisor < 0:
-        return 0 - word // -divisor - (word % -divisor != 0)
-    return Op("//", _both(word, divisor), word.signed)
-
-
-def saturate(word: Any) -> Op:
-    """`word` as one of 8 bits: 0 below 0, 255 above 255. A stage of uint8 alone keeps the low 8 bits."""
-    word = as_expression(word)
-    return minimum(maximum(word, 0) if word.signed else word, 255)
-
-
-def select(condition: Any, yes: Any, no: Any) -> Op:
-    """`yes` where `condition` is not zero, else `no`. Of a condition on indices, only the side that it chooses is
-    read."""
-    yes, no = as_expression(yes), as_expression(no)
-    return Op("select", (as_expression(condition), yes, no), yes.signed or no.signed)
-
-
-def minimum(left: Any, right: Any) -> Op:
-    """The smaller of two words."""
-    return binary("min", left, right)
-
-
-def maximum(left: Any, right: Any) -> Op:
-    """The larger of two words."""
-    return binary("max", left, right)
 
 
 @dataclass(frozen=True, eq=False)
@@ -566,13 +43,13 @@ class Source:
                 object.__setattr__(self, key, tuple(getattr(self, key)))
         if not isinstance(self.name, str) or not re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z_0-9]*", self.name):
             raise ProgramError(f"expected a name of letters, digits and _, found {self.name!r}")
-        _check_box(self.name, self.shape, self.unroll)
+        expressions.check_box(self.name, self.shape, self.unroll)
 
-    def __getitem__(self, indices: Any) -> Read:
+    def __getitem__(self, indices: Any) -> expressions.Read:
         indices = indices if isinstance(indices, tuple) else (indices,)
         if len(indices) != len(self.shape):
             raise ProgramError(f"{self.name} has {len(self.shape)} dimensions; found {len(indices)} indices")
-        return Read(self, tuple(index(i) for i in indices))
+        return expressions.Read(self, tuple(expressions.index(i) for i in indices))
 
     def __setitem__(self, indices: Any, value: Any) -> NoReturn:
         raise ProgramError(
@@ -593,8 +70,8 @@ class Bounded:
         """That of the source."""
         return self.source.shape
 
-    def __getitem__(self, indices: Any) -> Read:
-        return Read(self.source, self.source[indices].indices, self.border)
+    def __getitem__(self, indices: Any) -> expressions.Read:
+        return expressions.Read(self.source, self.source[indices].indices, self.border)
 
 
 def bounded(source: Source, border: str) -> Bounded:
@@ -629,8 +106,8 @@ def bounded(source: Source, border: str) -> Bounded:
     >>> dsl.evaluate(sums, {"line": np.array([1, 2, 3, 4])})["sums"]
     array([3, 4, 6, 7], dtype=uint16)
     """
-    if border not in BORDERS:
-        raise ProgramError(f"unknown border {border!r}; known: {', '.join(BORDERS)}")
+    if border not in expressions.BORDERS:
+        raise ProgramError(f"unknown border {border!r}; known: {', '.join(expressions.BORDERS)}")
     if not isinstance(source, Source):
         raise ProgramError(f"expected an input or a stage, found {source!r}")
     return Bounded(source, border)
@@ -704,7 +181,7 @@ class Stage(Source):
 
     def traced(self, *indices: Any) -> Expression:
         """The expression of the word at `indices`. Raises `ProgramError` for a function that takes others."""
-        return _called(self.name, self.make, indices)
+        return expressions.called(self.name, self.make, indices)
 
 
 def lanes(source: Source) -> list[dict[int, int]]:
@@ -713,9 +190,9 @@ def lanes(source: Source) -> list[dict[int, int]]:
     return [dict(zip(source.unroll, values, strict=True)) for values in itertools.product(*ranges)]
 
 
-def variables(source: Source, lane: dict[int, int]) -> tuple[Index | int, ...]:
+def variables(source: Source, lane: dict[int, int]) -> tuple[expressions.Index | int, ...]:
     """The loop variables i0, i1 … of `source`; unrolled dimensions are the integers of `lane`."""
-    return tuple(lane.get(d, Index("var", (f"i{d}",))) for d in range(len(source.shape)))
+    return tuple(lane.get(d, expressions.Index("var", (f"i{d}",))) for d in range(len(source.shape)))
 
 
 # What a program gives: a stage, or several.
@@ -751,7 +228,7 @@ def stages_of(outputs: Outputs) -> list[Source]:
         state[id(source)] = 1
         if isinstance(source, Stage):
             for lane in lanes(source):
-                for read in reads(source.traced(*variables(source, lane))):
+                for read in expressions.reads(source.traced(*variables(source, lane))):
                     visit(read.source, [*path, source.name])
         state[id(source)] = 2
         order.append(source)
@@ -763,15 +240,6 @@ def stages_of(outputs: Outputs) -> list[Source]:
         if names.count(name) > 1:
             raise ProgramError(f"two inputs or stages are called {name!r}")
     return order
-
-
-def reads(expression: Expression) -> list[Read]:
-    """The reads in `expression`, from left to right."""
-    if isinstance(expression, Read):
-        return [expression]
-    if isinstance(expression, Reduce):
-        return reads(expression.traced(*(Index("var", (f"r{d}",)) for d in range(len(expression.extents)))))
-    return [r for a in getattr(expression, "args", ()) for r in reads(a)]
 
 
 def evaluate(outputs: Outputs, data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -813,8 +281,8 @@ def evaluate(outputs: Outputs, data: dict[str, np.ndarray]) -> dict[str, np.ndar
                 place = tuple(lane.get(d, slice(None)) for d in range(len(source.shape)))
                 inside = {n: v for n, v in values.items() if int(n[1:]) not in lane}
                 shape = tuple(1 if d in lane else e for d, e in enumerate(source.shape))
-                word = words(source.traced(*variables(source, lane)), inside, arrays)
-                whole[place] = stored(np.broadcast_to(word, shape), source.dtype).reshape(whole[place].shape)
+                word = reference.words(source.traced(*variables(source, lane)), inside, arrays)
+                whole[place] = reference.stored(np.broadcast_to(word, shape), source.dtype).reshape(whole[place].shape)
             arrays[source.name] = whole
         else:
             if source.name not in data or np.shape(data[source.name]) != source.shape:
@@ -822,128 +290,3 @@ def evaluate(outputs: Outputs, data: dict[str, np.ndarray]) -> dict[str, np.ndar
                 raise ProgramError(f"input {source.name}: expected the shape {source.shape}, found {found}")
             arrays[source.name] = np.asarray(data[source.name]).astype(source.dtype)
     return arrays
-
-
-def stored(words: Any, dtype: str) -> np.ndarray:
-    """Words as a buffer of `dtype` keeps them: their low bits."""
-    return (np.asarray(words).astype(np.int64) & WORD).astype(np.uint16).astype(dtype)
-
-
-def _cast(value: Any, signed: bool) -> np.ndarray:
-    return (np.asarray(value).astype(np.int64) & WORD).astype(np.uint16).view(np.int16 if signed else np.uint16)
-
-
-def words(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarray], asked: Any = True) -> np.ndarray:
-    """The words of `e`. values: of loops. arrays: of sources. asked: where words count; elsewhere a read may be of any
-    place."""
-    match e:
-        case Const():
-            return _cast(e.value, e.signed)
-        case Coordinate():
-            return _cast(e.index.evaluate(values), False)
-        case Read():
-            places = [np.asarray(i.evaluate(values)) for i in e.indices]
-            if e.border:
-                return _beyond(e, places, arrays[e.source.name])
-            for place, extent, i in zip(places, e.source.shape, e.indices, strict=True):
-                _check_range(f"{e.source.name}: index {i}", place, asked, extent)
-            return arrays[e.source.name][
-                tuple(np.clip(p, 0, n - 1) for p, n in zip(places, e.source.shape, strict=True))
-            ]
-        case Lut():
-            table = np.asarray(e.table, np.uint16)
-            return table[_word(words(e.args[0], values, arrays, asked)) % len(e.table)]
-        case Reduce():
-            tail = (..., *[None] * len(e.extents))
-            inner = {k: np.asarray(v)[tail] for k, v in values.items()}
-            grids = np.meshgrid(*map(np.arange, e.extents), indexing="ij", sparse=True)
-            inner |= {f"r{d}": g for d, g in enumerate(grids)}
-            body = e.traced(*(Index("var", (f"r{d}",)) for d in range(len(e.extents))))
-            word = words(body, inner, arrays, np.asarray(asked)[tail])
-            word = np.broadcast_to(word, np.broadcast_shapes(word.shape, e.extents))
-            axes = tuple(range(-len(e.extents), 0))
-            reduce: Any = {"+": np.sum, "min": np.min, "max": np.max}[e.op]
-            return _cast(reduce(word.astype(np.int64), axis=axes), body.signed)
-    assert isinstance(e, Op)
-    if e.name == "select" and of_indices(e.args[0]):
-        first = words(e.args[0], values, arrays)
-        sides = [
-            words(a, values, arrays, asked & side) for a, side in zip(e.args[1:], (first != 0, first == 0), strict=True)
-        ]
-        return _cast(operate("select", e.signed, *map(_word, (first, *sides))), e.signed)
-    return _cast(operate(e.name, e.signed, *(_word(words(a, values, arrays, asked)) for a in e.args)), e.signed)
-
-
-def _beyond(e: Read, places: list[np.ndarray], array: np.ndarray) -> np.ndarray:
-    """The words at any places of an array with a border."""
-    inner = FOLDS["clamp" if e.border == "zero" else e.border]
-    found = array[tuple(inner(place, extent) for place, extent in zip(places, array.shape, strict=True))]
-    if e.border == "zero":
-        for place, extent in zip(places, array.shape, strict=True):
-            found = np.where((place >= 0) & (place < extent), found, 0).astype(array.dtype)
-    return found
-
-
-def of_indices(e: Expression) -> bool:
-    """Whether `e` depends on no data."""
-    if isinstance(e, Read | Reduce):
-        return False
-    return all(map(of_indices, getattr(e, "args", ())))
-
-
-def _check_range(what: str, places: np.ndarray, asked: Any, extent: int) -> None:
-    """Raise `ProgramError` unless all `places` that are `asked` are within 0 .. `extent` - 1."""
-    beyond = (places < 0) | (places >= extent)
-    if beyond.any() and (beyond & asked).any():
-        asked_places = np.broadcast_to(places, np.broadcast_shapes(np.shape(places), np.shape(asked)))
-        asked_places = asked_places[np.broadcast_to(asked, asked_places.shape)]
-        low, high = int(asked_places.min()), int(asked_places.max())
-        raise ProgramError(
-            f"{what} spans {low}..{high}, not within 0..{extent - 1}; see bounded() for what stands beyond"
-        )
-
-
-def operate(name: str, signed: bool, *args: Any) -> np.ndarray:
-    """The words that a PE's operation makes of words. Raises `ProgramError` for one that it does not have."""
-    if name not in _OPERATIONS:
-        raise ProgramError(f"unknown operation {name!r}")
-    words = [number(a, signed and (place == 0 or name not in _OF_BITS)) for place, a in enumerate(args)]
-    return _OPERATIONS[name](*words).astype(np.int64) & WORD
-
-
-# Their other operands are bits, also where the first one is a signed number.
-_OF_BITS = (">>", "<<", "select")
-_OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    # The upper half of a product of unsigned words.
-    "high": lambda a, b: a * b >> BITS,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    # ASSUME: a PE shifts by the low four bits of the amount, as a 16-bit barrel shifter does.
-    ">>": lambda a, b: a >> (b & 15),
-    "<<": lambda a, b: a << (b & 15),
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
-    "min": np.minimum,
-    "max": np.maximum,
-    "abs": abs,
-    "bits": lambda a: a,
-    "select": lambda a, b, c: np.asarray(np.where(a != 0, b, c)),
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
-
-
-def _word(a: np.ndarray) -> np.ndarray:
-    return a.astype(np.int64) & WORD
-
-
-def number(a: Any, signed: bool) -> np.ndarray:
-    """The numbers that words stand for."""
-    word = np.asarray(a, np.int64)
-    return np.where(word > WORD // 2, word - WORD - 1, word) if signed else word

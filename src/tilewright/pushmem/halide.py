@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tilewright.pushmem import dsl, lowering
+from tilewright.pushmem import dsl, expressions, lowering
 from tilewright.pushmem.errors import ProgramError, need
 
 # ``(shape, type)`` by name.
@@ -293,13 +293,13 @@ class _Reader:
 
 
 def _affine(e, line):
-    """An index as ``{atom: factor}``; None stands for the constant. Atoms are `dsl.Index`es of loops, or of a floor
+    """An index as ``{atom: factor}``; None stands for the constant. Atoms are `Index`es of loops, or of a floor
     division or modulo of such sums."""
     match e:
         case ("num", value, _):
             return {None: value}
         case ("var", name):
-            return {dsl.Index("var", (name,)): 1}
+            return {expressions.Index("var", (name,)): 1}
         case ("cast", "int32", value):
             return _affine(value, line)
         case ("call", "+" | "-" as sign, (left, right)):
@@ -322,11 +322,11 @@ def _affine(e, line):
 
 
 def _index(terms):
-    """The `dsl.Index` of a sum."""
+    """The `expressions.Index` of a sum."""
     parts = [atom if factor == 1 else atom * factor for atom, factor in terms.items() if atom is not None]
     constant = terms.get(None, 0)
     if constant or not parts:
-        parts.append(dsl.index(constant))
+        parts.append(expressions.index(constant))
     found = parts[0]
     for part in parts[1:]:
         found = found + part
@@ -348,7 +348,7 @@ def _range(atom, ranges):
         return ranges[atom.args[0]]
     if atom.kind == "const":
         return atom.args[0], atom.args[0]
-    spans = [_range(a, ranges) for a in atom.args if isinstance(a, dsl.Index)]
+    spans = [_range(a, ranges) for a in atom.args if isinstance(a, expressions.Index)]
     match atom.kind:
         case "add":
             return sum(s[0] for s in spans), sum(s[1] for s in spans)
@@ -440,7 +440,7 @@ def _stage(name, shape, dtype, stores, sources, extents):
     stage = dsl.Stage(name, shape, make, dtype=dtype, unroll=unroll)
     for lane in dsl.lanes(stage):
         # Here, since whoever reads the stage later does not know the line that it came from.
-        dsl.reads(stage.traced(*dsl.variables(stage, lane)))
+        expressions.reads(stage.traced(*dsl.variables(stage, lane)))
     return stage
 
 
@@ -489,9 +489,9 @@ def _lane(name, shape, unroll, stores, sources, extents):
                 if d in unroll:
                     continue
                 if found is not None and high < extent - 1:
-                    word = dsl.select(dsl.Coordinate(dsl.index(at)) <= high, word, found)
+                    word = expressions.select(expressions.Coordinate(expressions.index(at)) <= high, word, found)
                 if found is not None and low > 0:
-                    word = dsl.select(dsl.Coordinate(dsl.index(at)) >= low, word, found)
+                    word = expressions.select(expressions.Coordinate(expressions.index(at)) >= low, word, found)
             found = word
         return found
 
@@ -502,13 +502,13 @@ def _lane(name, shape, unroll, stores, sources, extents):
                 values, _ = _loops_of(name, shape, store, places, indices)
                 values |= {v: r + least for (v, least, _), r in zip(inner, place, strict=True)}
                 word = _word(body, store, values, sources, extents)
-                total = word if total is None else dsl.binary(op, total, word)
+                total = word if total is None else expressions.binary(op, total, word)
             return total
 
         found = dsl.Reduce(reduced, summed, op) if reduced else summed()
         known: Any = whole[0][0].value if len(whole) == 1 else ()
         same = known[:1] == ("num",) and _IDENTITIES[op, known[2] or "uint16"] == known[1]
-        return found if same else dsl.binary(op, first(*indices), found)
+        return found if same else expressions.binary(op, first(*indices), found)
 
     return make if parts else first
 
@@ -517,7 +517,7 @@ def _covered(name, shape, unroll, stores):
     """Raise `ProgramError` unless `stores` write all words of a copy."""
     there = np.zeros(shape, bool)
     for store, places in stores:
-        _, region = _loops_of(name, shape, store, places, [dsl.index(0)] * len(shape))
+        _, region = _loops_of(name, shape, store, places, [expressions.index(0)] * len(shape))
         box = (slice(None) if d in unroll else slice(low, high + 1) for d, (low, high) in enumerate(region))
         there[tuple(box)] = True
     if not there.all():
@@ -542,7 +542,7 @@ def _loops_of(name, shape, store, places, indices):
             if atom.kind != "var" or place[atom] != step or (loops[atom.args[0]][0] and len(atoms) > 1):
                 raise ProgramError(f"{name}: expected a store at its own loops, found line: {store.line}")
             least, extent = loops[atom.args[0]]
-            at = dsl.index(indices[d]) - constant
+            at = expressions.index(indices[d]) - constant
             at = at if step == 1 else at // step
             values[atom.args[0]] = at if atom is atoms[-1] else at % extent
             low, step = low + least, step * extent
@@ -554,10 +554,10 @@ def _put(terms, values):
     """A sum as an index of the stage's loops."""
     found = None
     for atom, factor in terms.items():
-        part = dsl.index(factor if atom is None else atom.evaluate(values))
+        part = expressions.index(factor if atom is None else atom.evaluate(values))
         part = part if atom is None or factor == 1 else part * factor
         found = part if found is None else found + part
-    return dsl.index(0) if found is None else found
+    return expressions.index(0) if found is None else found
 
 
 def _word(e, store, values, sources, extents):
@@ -581,7 +581,7 @@ def _word(e, store, values, sources, extents):
 
     match e:
         case ("num", value, _):
-            return dsl.as_expression(value)
+            return expressions.as_expression(value)
         case ("load", name, index):
             if name not in sources:
                 raise ProgramError(f"{name}: expected a source that is stored before it is loaded; line: {store.line}")
@@ -598,7 +598,7 @@ def _word(e, store, values, sources, extents):
         case ("call", "/" | "%" as sign, (left, ("num", value, _))) if value > 0:
             return word(left) // value if sign == "/" else word(left) % value
         case ("call", "select", (condition, yes, no)):
-            return dsl.select(word(condition), word(yes), word(no))
+            return expressions.select(word(condition), word(yes), word(no))
         case ("call", "abs", (value,)):
             return abs(word(value))
         case ("call", "!", (value,)):
@@ -616,13 +616,13 @@ def _word(e, store, values, sources, extents):
             # Compared with a number of its own type, a word need not be wider.
             return word(("call", sign, (inner, ("num", value, None))))
         case ("call", ">" | ">=" as sign, (left, right)):
-            return dsl.binary({">": "<", ">=": "<="}[sign], word(right), word(left))
+            return expressions.binary({">": "<", ">=": "<="}[sign], word(right), word(left))
         case ("call", name, (left, right)) if name in _BINARY:
-            found = dsl.binary(_BINARY[name], word(left), word(right))
+            found = expressions.binary(_BINARY[name], word(left), word(right))
             # A sum of bytes is a byte.
             return found & 255 if kind(e) == "uint8" and _BINARY[name] in ("+", "-", "*", "<<") else found
         case ("var", name) if name in values:
-            return dsl.as_expression(dsl.index(values[name]))
+            return expressions.as_expression(expressions.index(values[name]))
     raise ProgramError(f"expected the operators of a 16-bit PE, found {e[1]!r} in line: {store.line}")
 
 
@@ -643,9 +643,9 @@ def _folded(index, store, values, source):
             table = place.ravel()[first]
             if (table[back.reshape(shape)] == place).all():
                 if not driver or len(set(table.tolist())) == 1:
-                    ways.append([(dsl.index(int(table[0])), None)])
+                    ways.append([(expressions.index(int(table[0])), None)])
                 else:
-                    at = dsl.index(0)
+                    at = expressions.index(0)
                     for v in driver:
                         at = at + values[v]
                     ways.append(lowering.by_places(at, across, table))
@@ -659,7 +659,7 @@ def _folded(index, store, values, source):
         (usual, _), *others = ways[d]
         found = chosen(d + 1, (*places, usual))
         for place, condition in others:
-            found = dsl.select(condition, chosen(d + 1, (*places, place)), found)
+            found = expressions.select(condition, chosen(d + 1, (*places, place)), found)
         return found
 
     return chosen(0, ())

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.pushmem import dsl
-from tilewright.pushmem.dsl import BITS, WORD, Const, Coordinate, Index, Op
+from tilewright.pushmem import dsl, expressions, reference
 from tilewright.pushmem.errors import ProgramError
+from tilewright.pushmem.expressions import BITS, WORD, Const, Coordinate, Index, Op, Read
 from tilewright.pushmem.program import Access, Buffer, Program, Statement
 
 # ASSUME: an index that folds in more places than this is meant to turn a whole image.
@@ -76,7 +76,7 @@ def _check_ranges(s: Statement, buffers: dict[str, Buffer], stage: dsl.Stage) ->
             low, high = int(places.min()), int(places.max())
             if low < 0 or high >= extent:
                 found = f"{s.name}: index {i} of {read.buffer} spans {low}..{high}, not within 0..{extent - 1}"
-                found = dsl.as_written(stage.make, dsl.variables(stage, {}), found)
+                found = expressions.as_written(stage.make, dsl.variables(stage, {}), found)
                 raise ProgramError(f"{found}; bounded() says what stands beyond")
 
 
@@ -92,7 +92,7 @@ class _Padded:
         self.made, told = [], self.made
         return told
 
-    def access(self, e: dsl.Read, lane: dict[int, int], others: list[dsl.Read], grid: dict[str, np.ndarray]) -> Access:
+    def access(self, e: Read, lane: dict[int, int], others: list[Read], grid: dict[str, np.ndarray]) -> Access:
         """The word of `e` in a copy that has all words that `e` and `others` ask for."""
         name, indices = buffer_name(e.source, lane), [i for d, i in enumerate(e.indices) if d not in lane]
         alike = [e, *(o for o in others if (o.source, o.border) == (e.source, e.border))]
@@ -108,7 +108,7 @@ class _Padded:
             self.known[key] = f"{name}__{e.border}{len(self.known)}"
             shape = tuple(b - a + 1 for a, b in zip(low, high, strict=True))
             at = iter(Index("var", (f"i{d}",)) + a for d, a in enumerate(low))
-            read = dsl.Read(e.source, tuple(i if d in lane else next(at) for d, i in enumerate(e.indices)), e.border)
+            read = Read(e.source, tuple(i if d in lane else next(at) for d, i in enumerate(e.indices)), e.border)
             stage = dsl.Stage(self.known[key], shape, lambda *_: read)
             self.made.append((_Copy(stage, {}, stage.name, self).statements()[0], e.source.dtype))
         return Access(self.known[key], tuple(i - a for i, a in zip(indices, low, strict=True)))
@@ -132,7 +132,7 @@ class _Copy:
         whole = self.statement(e, self.name)
         return [*self.helpers, whole]
 
-    def statement(self, e: dsl.Expression, name: str) -> Statement:
+    def statement(self, e: expressions.Expression, name: str) -> Statement:
         """One that computes `e`, which may be a reduction over time."""
         loops, extents, reduction = list(self.loops), list(self.extents), ""
         if isinstance(e, dsl.Reduce):
@@ -147,23 +147,23 @@ class _Copy:
         rank = len(self.loops)
         return Statement(name, tuple(loops), tuple(extents), rank, tuple(body.reads), expression, reduction, e.signed)
 
-    def helper(self, e: dsl.Expression) -> Access:
+    def helper(self, e: expressions.Expression) -> Access:
         """What `e` gives, computed by a statement of its own."""
         made = self.statement(e, f"{self.name}__{next(self.number)}")
         self.helpers.append(made)
         return Access(made.name, tuple(Index("var", (n,)) for n in self.loops))
 
 
-def _reads(e: dsl.Expression) -> Iterator[dsl.Read]:
+def _reads(e: expressions.Expression) -> Iterator[Read]:
     """The reads in `e` that are not in a reduction."""
-    if isinstance(e, dsl.Read):
+    if isinstance(e, Read):
         yield e
     elif not isinstance(e, dsl.Reduce):
         for a in getattr(e, "args", ()):
             yield from _reads(a)
 
 
-def _in_space(e: dsl.Reduce) -> dsl.Expression:
+def _in_space(e: dsl.Reduce) -> expressions.Expression:
     """The body of a reduction, with what is reduced in space put together."""
     space = [range(e.extents[d]) if d in e.unroll else [Index("var", (f"r{d}",))] for d in range(len(e.extents))]
     first, *others = [e.traced(*place) for place in itertools.product(*space)]
@@ -175,7 +175,7 @@ def _in_space(e: dsl.Reduce) -> dsl.Expression:
 class _Body:
     """The expression of one statement in the loops `loops`, and its reads."""
 
-    def __init__(self, copy: _Copy, loops: list[str], extents: list[int], e: dsl.Expression):
+    def __init__(self, copy: _Copy, loops: list[str], extents: list[int], e: expressions.Expression):
         self.copy, self.all = copy, list(_reads(e))
         self.reads: list[Access] = []
         self.grid = dict(zip(loops, np.indices(extents, sparse=True), strict=True))
@@ -183,7 +183,7 @@ class _Body:
         self.asked: Any = np.True_
         self.within_sum = len(loops) > len(copy.loops)
 
-    def lowered(self, e: dsl.Expression) -> Any:
+    def lowered(self, e: expressions.Expression) -> Any:
         """As `Statement.expression` says."""
         match e:
             case Const():
@@ -192,13 +192,13 @@ class _Body:
                 return ("index", e.index)
             case dsl.Lut():
                 return ("lut", e.table, self.lowered(e.args[0]))
-            case dsl.Read():
+            case Read():
                 return self.read(e)
             case dsl.Reduce() if len(e.unroll) == len(e.extents):
                 return self.lowered(_in_space(e))
             case dsl.Reduce() if not self.within_sum:
                 return self.access(self.copy.helper(e))
-            case Op(name="select") if dsl.of_indices(e.args[0]):
+            case Op(name="select") if expressions.of_indices(e.args[0]):
                 return self.selected(
                     e.args[0], lambda: self.lowered(e.args[1]), lambda: self.lowered(e.args[2]), e.signed
                 )
@@ -213,9 +213,9 @@ class _Body:
             self.reads.append(access)
         return ("read", self.reads.index(access))
 
-    def selected(self, condition: dsl.Expression, yes, no, signed=False) -> Any:
+    def selected(self, condition: expressions.Expression, yes, no, signed=False) -> Any:
         """A choice by indices; the condition stays only where it is not the same in all iterations that get here."""
-        chosen, before = dsl.words(condition, self.grid, {}) != 0, self.asked
+        chosen, before = reference.words(condition, self.grid, {}) != 0, self.asked
         sides = []
         for side, make in ((chosen, yes), (~chosen, no)):
             self.asked = before & side
@@ -225,25 +225,25 @@ class _Body:
             return sides[0] or sides[1]
         return ("select", signed, self.lowered(condition), *sides)
 
-    def read(self, e: dsl.Read) -> Any:
+    def read(self, e: Read) -> Any:
         """A read, or the choice among several where an index folds at a border."""
         lane = {d: e.indices[d] for d in e.source.unroll}
         if e.border == "zero":
             places = zip(e.indices, e.source.shape, strict=True)
-            inside = [Op("<", (Coordinate(i), dsl.as_expression(n)), False) for i, n in places]
+            inside = [Op("<", (Coordinate(i), expressions.as_expression(n)), False) for i, n in places]
         # Of a distance that varies, memory is asked by address; rows of a copy that begin with a wide word fit it.
         varies = self.within_sum or any(p.kind in ("floordiv", "mod") for i in e.indices for p in _parts(i))
         if varies and e.border and self.beyond(e) and not any(i.names() for i in lane.values()):
             known = {d: int(i.evaluate({})) for d, i in lane.items()}
             return self.access(self.copy.padded.access(e, known, self.all, self.grid))
         if e.border == "zero":
-            return self.within(inside, lambda: self.read(dsl.Read(e.source, e.indices)))
+            return self.within(inside, lambda: self.read(Read(e.source, e.indices)))
         indices = e.indices
         if e.border:
             indices = tuple(Index(e.border, (i, n)) for i, n in zip(indices, e.source.shape, strict=True))
         ways = [self.ways(d, i) for d, i in enumerate(indices)]
         if math.prod(map(len, ways)) > _PLACES:
-            text = dsl.as_written(self.copy.stage.make, dsl.variables(self.copy.stage, {}), str(e))
+            text = expressions.as_written(self.copy.stage.make, dsl.variables(self.copy.stage, {}), str(e))
             raise ProgramError(
                 f"{self.copy.stage.name}: {text} reads {math.prod(map(len, ways))} places beyond the border, expected "
                 f"at most {_PLACES}; a stage that copies the whole image with its border would help"
@@ -273,7 +273,7 @@ class _Body:
             return [(i, None)]
         return by_places(Index("var", (f"i{d}",)), values, np.full(len(values), i.args[0]))
 
-    def beyond(self, e: dsl.Read) -> bool:
+    def beyond(self, e: Read) -> bool:
         """Whether a read goes beyond the borders of its source."""
         places = [np.asarray(i.evaluate(self.grid)) for i in e.indices]
         return any(p.min() < 0 or p.max() >= n for p, n in zip(places, e.source.shape, strict=True))
@@ -284,7 +284,7 @@ class _Body:
             return word()
         return self.selected(conditions[0], lambda: self.within(conditions[1:], word), lambda: ("const", 0))
 
-    def plain(self, e: dsl.Read, indices: tuple[Index, ...]) -> Any:
+    def plain(self, e: Read, indices: tuple[Index, ...]) -> Any:
         stage, lane = self.copy.stage.name, {}
         for d in e.source.unroll:
             if indices[d].names():
@@ -292,17 +292,17 @@ class _Body:
             lane[d] = int(indices[d].evaluate({}))
             if not 0 <= lane[d] < e.source.shape[d]:
                 raise ProgramError(f"{stage}: {e} reads outside 0..{e.source.shape[d] - 1} in dimension {d}")
-        kept = tuple(i for d, i in enumerate(indices) if d not in lane) or (dsl.index(0),)
+        kept = tuple(i for d, i in enumerate(indices) if d not in lane) or (expressions.index(0),)
         return self.access(Access(buffer_name(e.source, lane), kept))
 
     def divided(self, e: Op) -> Any:
         """A quotient or a remainder; the dividend, used several times, is computed once."""
-        given, divisor = e.args[0], int(dsl.number(e.args[1].value, e.args[1].signed))  # type: ignore[attr-defined]
+        given, divisor = e.args[0], int(expressions.number(e.args[1].value, e.args[1].signed))  # type: ignore[attr-defined]
         if not divisor & (divisor - 1) and e.name == "//":
             return (">>", e.signed, self.lowered(given), ("const", divisor.bit_length() - 1))
         if not divisor & (divisor - 1):
             return ("&", e.signed, self.lowered(given), ("const", divisor - 1))
-        simple = self.within_sum or isinstance(given, dsl.Read | Const | Coordinate)
+        simple = self.within_sum or isinstance(given, Read | Const | Coordinate)
         word = self.lowered(given) if simple else self.access(self.copy.helper(given))
         most = WORD // 2 if e.signed else 255 if _fits(given, 255) else WORD
         # All ones of a negative word, which then divides as its complement does: exactly rounded down.
@@ -329,12 +329,12 @@ def _quotient(word: Any, divisor: int, most: int) -> Any:
     return shifted(("+", False, high, shifted(("-", False, word, high), 1)), bits - 1)
 
 
-def _fits(e: dsl.Expression, most: int) -> bool:
+def _fits(e: expressions.Expression, most: int) -> bool:
     """Whether the number is one of 0 .. `most` for sure."""
     match e:
         case Const():
             return e.value <= most
-        case dsl.Read():
+        case Read():
             return e.source.dtype == "uint8" and most >= 255
         case dsl.Lut():
             return max(e.table) <= most
@@ -375,7 +375,7 @@ def _ways(i: Index, grid: dict[str, np.ndarray]) -> list[tuple[Index, Any]]:
         raise ProgramError(f"expected an index that is bounded or folded once, found {i}")
     values = placed = np.unique(inner.evaluate(grid))
     for node in reversed(outer):
-        placed = np.asarray(dsl.INDICES[node.kind](placed, node.args[1]))
+        placed = np.asarray(expressions.INDICES[node.kind](placed, node.args[1]))
     return by_places(inner, values, placed)
 
 
@@ -402,16 +402,16 @@ def _both(one, other):
 def _is_fold(i: Index, grid: dict[str, np.ndarray]) -> bool:
     """Whether an index is no box of loops: a border, a bound, or a modulo that begins within one of its few rounds."""
     if i.kind != "mod":
-        return i.kind in dsl.FOLDS or i.kind in ("min", "max")
+        return i.kind in expressions.FOLDS or i.kind in ("min", "max")
     values = np.asarray(i.args[0].evaluate(grid))
     low, high = int(values.min()), int(values.max())
     return low % i.args[1] != 0 and 0 < high // i.args[1] - low // i.args[1] < 3
 
 
-def _among(i: Index, values: np.ndarray, chosen: np.ndarray) -> dsl.Expression:
+def _among(i: Index, values: np.ndarray, chosen: np.ndarray) -> expressions.Expression:
     """Whether an index is one of those of its sorted `values` that are `chosen`."""
     word = Coordinate(i).as_signed()
-    found: dsl.Expression | None = None
+    found: expressions.Expression | None = None
     for low, high in _stretches(chosen):
         if low == high:
             part = word == int(values[low])

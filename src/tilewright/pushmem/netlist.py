@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.pushmem import dsl, recurrence, rtl, settings
+from tilewright.pushmem import recurrence, reference, rtl, settings
 from tilewright.pushmem.configuration import configurations, place
 from tilewright.pushmem.errors import RunError, need
 from tilewright.pushmem.mapping import Mapped
@@ -87,7 +87,7 @@ def run(mapped: Mapped, data: dict[str, np.ndarray], stalls: np.ndarray | None =
         found = out[out[:, 2 * k + 1] == 1, 2 * k]
         if len(found) != np.prod(buffer.shape, dtype=np.int64):
             raise RunError(f"RTL: expected {np.prod(buffer.shape)} words of {name}, found {len(found)}")
-        results[name] = program.as_written(name, dsl.stored(found, buffer.dtype).reshape(buffer.shape))
+        results[name] = program.as_written(name, reference.stored(found, buffer.dtype).reshape(buffer.shape))
     return results
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.pushmem import dsl
-from tilewright.pushmem.dsl import Index
+from tilewright.pushmem import expressions, reference
+from tilewright.pushmem.expressions import Index
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ def word(e: Any, reads: Sequence[np.ndarray], loops: dict[str, Any]) -> Any:
         case "read":
             return reads[e[1]]
         case "index":
-            return np.asarray(e[1].evaluate(loops)) & dsl.WORD
+            return np.asarray(e[1].evaluate(loops)) & expressions.WORD
         case "lut":
             return np.asarray(e[1], np.int64)[word(e[2], reads, loops) % len(e[1])]
-    return dsl.operate(e[0], e[1], *(word(a, reads, loops) for a in e[2:]))
+    return reference.operate(e[0], e[1], *(word(a, reads, loops) for a in e[2:]))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.pushmem import dsl, recurrence
+from tilewright.pushmem import dsl, expressions, recurrence, reference
 from tilewright.pushmem.configuration import configuration
 from tilewright.pushmem.errors import ProgramError, RunError
 from tilewright.pushmem.mapping import Mapped
@@ -126,7 +126,7 @@ class _Array:
         words = np.broadcast_to(word(s.expression, reads, s.grid), times.shape)
         inner = tuple(range(s.rank, len(s.loops)))
         if inner:
-            words = _REDUCED[s.reduction](dsl.number(words, s.signed), axis=inner) & dsl.WORD
+            words = _REDUCED[s.reduction](expressions.number(words, s.signed), axis=inner) & expressions.WORD
             times = times.max(axis=inner)
         column.put(times.ravel(), words.ravel())
         self.finished[s.name] = times, words
@@ -193,7 +193,7 @@ def run(mapped: Mapped, data: dict[str, np.ndarray]) -> Run:
         if missing := int((times >= array.cycles).sum()):
             raise RunError(f"{missing} of {found.size} output words of {name} never came")
         last, words = max(last, int(times.max())), words + found.size
-        typed = dsl.stored(found.reshape(program.buffers[name].shape), program.buffers[name].dtype)
+        typed = reference.stored(found.reshape(program.buffers[name].shape), program.buffers[name].dtype)
         outputs[name] = program.as_written(name, typed)
     return Run(outputs, last, accesses, words, time.perf_counter() - begin)
 
@@ -219,7 +219,7 @@ def input_words(program: Program, data: dict[str, np.ndarray]) -> list[np.ndarra
         part = part.reshape(kept) if single else part
         if part.shape != kept:
             raise ProgramError(f"input {source}: expected {kept} in time, found {part.shape}")
-        words.append(dsl.stored(part, program.buffers[name].dtype).astype(np.int64).ravel() & dsl.WORD)
+        words.append(reference.stored(part, program.buffers[name].dtype).astype(np.int64).ravel() & expressions.WORD)
     return words
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.core import images
 from tilewright.core.errors import ConfigError
-from tilewright.pushmem import dsl
+from tilewright.pushmem import dsl, expressions, reference
 
 
 def outputs(program: str, size: int | None) -> tuple[dsl.Stage, ...]:
@@ -34,7 +34,7 @@ def words(stages: dsl.Outputs, given: Sequence[str], seed: int = 0) -> dict[str,
     """
     inputs = {s.name: s for s in dsl.stages_of(stages) if not isinstance(s, dsl.Stage)}
     rng = np.random.default_rng(seed)
-    data = {n: rng.integers(0, 1 << dsl.BITS, s.shape).astype(s.dtype) for n, s in inputs.items()}
+    data = {n: rng.integers(0, 1 << expressions.BITS, s.shape).astype(s.dtype) for n, s in inputs.items()}
     for text in given:
         name, equals, path = text.rpartition("=")
         name = name if equals or len(inputs) > 1 else next(iter(inputs))
@@ -86,7 +86,7 @@ def differing(definition: str, stages: Sequence[dsl.Stage], data: dict[str, np.n
                 f"--numpy {definition}: expected whole numbers of the shape {stage.shape} for {stage.name}, found "
                 f"{wanted.dtype} of {wanted.shape}"
             )
-        wrong = np.argwhere(dsl.stored(wanted, stage.dtype) != found[stage.name])
+        wrong = np.argwhere(reference.stored(wanted, stage.dtype) != found[stage.name])
         if len(wrong):
             at = tuple(map(int, wrong[0]))
             return (
