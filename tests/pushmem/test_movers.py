@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tilewright import __main__ as cli
 from tilewright.core.errors import ConfigError, UnknownNameError
-from tilewright.pushmem import movers
+from tilewright.pushmem import memories, movers, streams
 from tilewright.pushmem.errors import MappingError
 from tilewright.pushmem.movers import Descriptor, Mover, Task, least, text
 
@@ -203,8 +203,14 @@ def test_text_counts_words_and_numbers_descriptors_by_channel():
         ("--sizes 0 --strides 1", 2, "error: --sizes: expected numbers of at least 1, found '0'"),
         ("--sizes 4 --strides 1 --dtype i12", 2, "error: --dtype: expected one of i8"),
         ("--sizes 4 --strides 1 --channel 2", 2, "error: --channel: expected 0 to 1 of AIE2 shim tile, found 2"),
-        ("--slice a --sizes 4", 2, "error: expected one of --slice, --sizes and --indices, found --slice and --sizes"),
+        (
+            "--slice a --sizes 4",
+            2,
+            "error: expected one of --slice, --sizes, --indices and --stream, found --slice and",
+        ),
         ("--slice a", 2, "error: --slice: expected the --shape of the buffer, found none"),
+        ("--sizes 3,4 --strides 2,1 --write", 2, "--write: expected each element once, found 2 at the places 2 and 4"),
+        ("--sizes 3,4 --strides 4,1 --write", 0, "answer     1 descriptor of 16, the least there are"),
         ("--shape 4 --slice __import__('os')", 2, "error: --slice: expected an expression such as"),
         ("--sizes 100000,100000 --strides 1,1", 2, "--sizes: expected at most 134,217,728 elements, found 10,000,000"),
         ("--shape 100000x100000 --slice a", 2, "--shape: expected at most 134,217,728 elements, found 10,000,000,000"),
@@ -223,6 +229,16 @@ def test_indices_are_read_from_files(tmp_path, capsys):
     for name, said in (("own.npy", "moves 12 words from 0 to 11"), ("own.txt", "moves 3 words from 3 to 7")):
         assert cli.main(["descriptors", "--indices", str(tmp_path / name)]) == 0 and said in capsys.readouterr().out
     assert cli.main(["descriptors", "--indices", str(tmp_path / "bad.txt")]) == 2
+
+
+def test_words_of_a_stream_are_elements(tmp_path, capsys):
+    pub, numbers = memories.member("pub").PARAMETERS, np.arange(64)
+    order = numbers.reshape(8, 8).T.reshape(-1)
+    streams.write(tmp_path / "own.csv", streams.of_moves(numbers, [(numbers + 80, order)], pub))
+    options = ["descriptors", "--device", "aie2-core", "--stream", str(tmp_path / "own.csv")]
+    assert cli.main(options) == 0 and "sizes=[8, 8], strides=[1, 8]" in capsys.readouterr().out
+    streams.write(tmp_path / "own.csv", streams.of_moves(numbers, [(numbers + 80, order)] * 2, pub))
+    assert cli.main(options) == 2 and "expected one input, and one output of known words" in capsys.readouterr().err
 
 
 def test_a_device_with_an_unknown_limit_is_refused(tmp_path, monkeypatch):

@@ -29,6 +29,12 @@ def arguments(parser: ArgumentParser) -> None:
     add("--strides", help="strides of these loops in elements, e.g. 2048,1,64")
     add("--offset", type=int, default=0, help="first element of the loops (default: 0)")
     add("--indices", type=Path, help="elements one by one: a .npy file, or a text file with an integer a line")
+    add(
+        "--stream",
+        type=Path,
+        help="a stream of the memory pub, a CSV: its words, as they go out",
+    )
+    add("--write", action="store_true", help="elements are written: refuse a pattern that has one of them twice")
     add("--time-limit", type=flags.seconds, metavar="S", help="seconds, after which the least so far counts")
 
 
@@ -45,6 +51,8 @@ def run(**given: Any) -> int:
     wide = BYTES[given["dtype"]]
     shape = None if given["shape"] is None else _numbers("--shape", given["shape"], "x")
     indices = _indices(given, shape)
+    if given["write"]:
+        _once(indices)
     elements = math.prod(shape) if shape else None
     answer = least.descriptors(indices, wide, own, elements, given["time_limit"])
     print(f"pattern    {len(indices):,} elements of {wide} bytes, for the {own.title}")
@@ -65,10 +73,10 @@ def _indices(given, shape):
     """Elements in their order, int64 [n]. Raises `ConfigError`."""
     import numpy as np
 
-    ways = [name for name in ("slice", "sizes", "indices") if given[name] is not None]
+    ways = [name for name in ("slice", "sizes", "indices", "stream") if given[name] is not None]
     if len(ways) != 1:
         found = " and ".join(f"--{name}" for name in ways) or "none"
-        raise ConfigError(f"expected one of --slice, --sizes and --indices, found {found}")
+        raise ConfigError(f"expected one of --slice, --sizes, --indices and --stream, found {found}")
     if (given["strides"] is not None) != (ways == ["sizes"]) or (given["offset"] and ways != ["sizes"]):
         found = " and ".join(f"--{name}" for name in ("sizes", "strides", "offset") if given[name]) or "neither"
         raise ConfigError(f"expected --sizes with --strides, and --offset with these alone, found {found}")
@@ -85,7 +93,29 @@ def _indices(given, shape):
             raise ConfigError("--slice: expected the --shape of the buffer, found none")
         _few("--shape", shape)
         return sliced(given["slice"], shape)
-    return _read(given["indices"])
+    return _read(given["indices"]) if ways == ["indices"] else _streamed(given["stream"])
+
+
+def _once(indices):
+    import numpy as np
+
+    order = np.argsort(indices, kind="stable")
+    twice = np.flatnonzero(np.diff(indices[order]) == 0)
+    if len(twice):
+        first, other = sorted(order[twice[0] : twice[0] + 2].tolist())
+        raise ConfigError(
+            f"--write: expected each element once, found {indices[first]} at the places {first} and {other}"
+        )
+
+
+def _streamed(path):
+    from tilewright.pushmem import memories, streams, templates
+
+    moved = templates.words(streams.read(path, "top", memories.member("pub").PARAMETERS))
+    outs = [numbers for at, _, numbers in moved.reads if len(at)]
+    if len(outs) != 1 or sum(len(at) > 0 for at in moved.arrivals) != 1 or moved.free:
+        raise ConfigError(f"--stream {path}: expected one input, and one output of known words, found others")
+    return outs[0]
 
 
 def _few(name, sizes):
