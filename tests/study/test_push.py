@@ -136,7 +136,7 @@ def test_key_streams_are_told_by_order_and_tile():
 
 
 def test_pieces_that_give_other_keys_fail_the_row(monkeypatch):
-    from tilewright.pushmem import pieces
+    from tilewright_study.experiments.push_streams import pieces
 
     right = pieces.pieces
     monkeypatch.setattr(pieces, "pieces", lambda keys: right(keys)[:-1])

@@ -72,7 +72,8 @@ def modules(row, device):
     from tilewright import masks
 
     order = f"tilewright.attention.reorder.{row['reorder']}"
-    return [*masks.modules(row["model"], None), order, "tilewright.attention.blocks", "tilewright.pushmem.pieces"]
+    own = "tilewright_study.experiments.push_streams.pieces"
+    return [*masks.modules(row["model"], None), order, "tilewright.attention.blocks", own]
 
 
 def size(case, settings):
@@ -86,7 +87,7 @@ def run(case, settings, how):
     """Yield a row for each order and tile. Raises `TilewrightError`."""
     from tilewright import devices, masks
     from tilewright.attention import blocks, reorder
-    from tilewright.pushmem import pieces
+    from tilewright_study.experiments.push_streams import pieces
 
     facts = rows.machine(devices.describe("cpu"))
     pattern = masks.build(case, settings.params)

@@ -11,9 +11,9 @@ from tilewright import masks
 from tilewright.attention import blocks
 from tilewright.attention.blocks.tiles import parse
 from tilewright.core.errors import TilewrightError
-from tilewright.pushmem import pieces
 from tilewright.pushmem.fit import integers
 from tilewright.pushmem.settings import generate
+from tilewright_study.experiments.push_streams import pieces
 
 KEYS = st.lists(st.integers(0, 3), min_size=1, max_size=14)
 LOOPS = st.lists(st.tuples(st.integers(2, 4), st.integers(-9, 9)), min_size=1, max_size=3)
