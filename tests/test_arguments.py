@@ -452,6 +452,7 @@ TAKING_PATHS = {
             "margin": [-1, "a", None, math.nan],
             "late": ["soon", 3, None],
             "late_share": [0, 1.5, "a", math.nan],
+            "pixels": [3, "a", (3,), (31, 64), (64.5, 64)],
             **{name: [None, 3, "abc", (1, 2), (0, 0, math.inf), NOTHING] for name in ("mean", "std")},
         },
     ),

@@ -1,14 +1,16 @@
 """Class maps of photographs, and these in colours over the photographs: a file, a folder or the example."""
 
-import itertools
+import math
 import sys
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 
 from tilewright import devices, networks
 from tilewright.core import artifacts, images
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, need
+from tilewright_study import map_evaluation
 from tilewright_study.scenes import labels as records
 
 # How an image of another shape than the network's comes to it.
@@ -48,33 +50,28 @@ def run(model, sources, checkpoint, attention, *, device, dtype, budget_us, tabl
     if record is not None and checkpoint is None:
         options.setdefault("num_classes", len(record.classes))
 
-    def made(size):
-        network = _network(model, checkpoint, attention, options | ({} if size is None else {"image_size": size}))
-        return network.to(place, getattr(torch, dtype))
-
-    first = made(None)
-    count = first.options.num_classes
-    if record is None and Path(first.weights or "").suffix in HEADED:
-        record = segmentation.labels_of(first.weights)
+    network = _network(model, checkpoint, attention, options).to(place, getattr(torch, dtype))
+    count = network.options.num_classes
+    if record is None and Path(network.weights or "").suffix in HEADED:
+        record = segmentation.labels_of(network.weights)
     if record is None:
-        record = records.Labels(tuple(_distinct(first.labels)) or tuple(str(number) for number in range(count)))
+        record = records.Labels(tuple(_distinct(network.labels)) or tuple(str(number) for number in range(count)))
     elif len(record.classes) != count:
         raise ConfigError(f"--data: expected {count} classes of the network, found {len(record.classes)}")
-    print(f"weights: {first.weights or 'random, for there is no checkpoint'}; {count} classes")
-    labelled, refused, shown = _Labelled(first, made, fit, table, budget_us), [], False
+    print(f"weights: {network.weights or 'random, for there is no checkpoint'}; {count} classes")
+    labelled, refused, shown = _Labelled(network, fit, table, budget_us), [], False
     stems = [Path(name).stem for name in sources]
     for name, file in sources.items():
         try:
             image = _rgb(images.opened(file), name)
-            found, told = labelled(np.array(image))
+            found, took_us, path = labelled(np.array(image))
         except (ArtifactError, PatternError) as error:
             refused.append(name)
             print(f"{name}: {error}", file=sys.stderr)
             continue
         shares = np.bincount(found.ravel(), minlength=count) / found.size
         best = ", ".join(f"{record.classes[at]} {shares[at]:.0%}" for at in np.argsort(-shares)[:NAMED] if shares[at])
-        took = sum(x.took_us for x in told) / 1e3
-        print(f"{name}, {found.shape[0]} x {found.shape[1]}: {took:.1f} ms, {told[0].path}: {best}")
+        print(f"{name}, {found.shape[0]} x {found.shape[1]}: {took_us / 1e3:.1f} ms, {path}: {best}")
         if not shown:
             shown = True
             print(labelled.parts())
@@ -100,33 +97,51 @@ def sources_of(image, example):
 
 
 class _Labelled:
-    """Class maps of images of any size, by a `FrameRunner` for each size."""
+    """Class maps of images of any size by one network: a `FrameRunner` for each size, or a `Runner` of windows."""
 
-    def __init__(self, network, made, fit, table, budget_us):
-        self.network, self.made, self.fit, self.budget_us = network, made, fit, budget_us
-        self.runners, self.last = {}, None
-        self.table = table
+    def __init__(self, network, fit, table, budget_us):
+        self.network, self.fit, self.table, self.budget_us = network, fit, table, budget_us
+        self.runners, self.last, self.said = {}, None, ""
 
     def __call__(self, pixels):
-        """``(map, told)`` of uint8 [H, W, 3]: uint8 [H, W], and what ran for each window."""
-        size = pixels.shape[:2]
-        if self.fit != "slide":
-            found, told = self._runner(size, pixels)(pixels, self._budget())
-            return found.cpu().numpy(), [told]
-        window, found, told = _window(size, self.network.options.pixels), np.zeros(size, np.uint8), []
-        for (top, left), (rows, columns) in windows(size, window):
-            part = pixels[top : top + window[0], left : left + window[1]]
-            one, what = self._runner(window, part)(np.ascontiguousarray(part), self._budget())
-            told.append(what)
-            found[rows, columns] = one.cpu().numpy()[
-                rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
-            ]
-        return found, told
+        """``(map, microseconds, path)`` of uint8 [H, W, 3]: uint8 [H, W], and what ran."""
+        if self.fit == "slide":
+            return self._slid(pixels)
+        found, told = self._runner(pixels)(pixels, self._budget())
+        return found.cpu().numpy(), told.took_us, told.path
+
+    def _slid(self, pixels):
+        """As a call: logits are averaged over windows, as the evaluation of networks does it."""
+        from tilewright.paths import frames
+
+        own, size, told = self.network.options.pixels, pixels.shape[:2], []
+        # The smallest image that a window of the network's size fits into.
+        side = math.ceil(min(size) * max(a / b for a, b in zip(own, size, strict=True)))
+
+        def resized():
+            return map_evaluation.image_of(self.network, pixels, side, most=math.inf)
+
+        runner = self._of_windows(resized()[:, :, : own[0], : own[1]])
+        begin = perf_counter()
+        image, stride = resized(), max(1, int(STEP * min(own)))
+        count = len(map_evaluation.windows(image.shape[2:], own, stride))
+
+        def call(views):
+            maps, one = runner(views, self._budget() / count)
+            told.append(one)
+            return maps
+
+        logits = map_evaluation.windowed(call, image, own, stride, 1)
+        found = frames.labels(logits, size)[0].cpu().numpy()
+        self.said = f"{count} windows of {own[0]} x {own[1]}, {stride} apart"
+        return found, 1e6 * (perf_counter() - begin), told[0].path
 
     def parts(self):
         """What is said of the parts of the latest call."""
         from tilewright.paths import PARTS
 
+        if self.said:
+            return self.said
         row = self.last.table.rows[-1]
         parts = (f"{name.removesuffix('_us').replace('_', ' ')} {getattr(row, name) / 1e3:.2f}" for name in PARTS)
         return f"parts of {row.path}, ms: {', '.join(parts)}; promise {row.promise_us / 1e3:.2f}"
@@ -134,48 +149,31 @@ class _Labelled:
     def _budget(self):
         return 1e12 if self.budget_us is None else self.budget_us
 
-    def _runner(self, size, pixels):
+    def _of_windows(self, images):
+        from tilewright.paths import Runner, load, runner
+
+        if self.last is None:
+            table = runner.whole(self.network) if self.table is None else load(self.table)
+            self.last = Runner(self.network, table, late="fastest")
+            self.last.rehearse(images, FEW if self.budget_us is None else CALLS)
+        return self.last
+
+    def _runner(self, pixels):
         import torch
 
         from tilewright.paths import FrameRunner, load
 
-        if size not in self.runners:
-            network = self.network if self.fit != "aspect" else self.made(_kept(size, self.network.options.pixels))
+        if (size := pixels.shape[:2]) not in self.runners:
+            options = self.network.options
+            kept = map_evaluation.sized(size, min(options.pixels), options.least) if self.fit == "aspect" else None
             table = None if self.table is None else load(self.table, joint=True)
-            runner = FrameRunner(network, table, size)
-            frames = torch.from_numpy(np.ascontiguousarray(pixels))[None]
-            runner.rehearse(frames, FEW if self.budget_us is None else CALLS)
+            runner = FrameRunner(self.network, table, size, pixels=kept)
+            runner.rehearse(torch.from_numpy(pixels)[None], FEW if self.budget_us is None else CALLS)
             if len(self.runners) >= KEPT:
                 self.runners.pop(next(iter(self.runners)))
             self.runners[size] = runner
         self.last = self.runners[size]
         return self.last
-
-
-def windows(size, window):
-    """``((top, left), (rows, columns))`` of windows over an image: where each begins, and the slices of pixels that are
-    nearer to its middle than to that of others."""
-    axes = []
-    for side, own in zip(size, window, strict=True):
-        count = 1 + -(-(side - own) // max(1, int(STEP * own)))
-        starts = [round(at * (side - own) / max(1, count - 1)) for at in range(count)]
-        ends = [(a + b + own) // 2 for a, b in itertools.pairwise(starts)]
-        axes.append([*zip(starts, map(slice, [0, *ends], [*ends, side]), strict=True)])
-    for top, rows in axes[0]:
-        for left, columns in axes[1]:
-            yield (top, left), (rows, columns)
-
-
-def _window(size, pixels):
-    """Height and width of the largest window of an image with the shape of the network's input."""
-    share = min(side / own for side, own in zip(size, pixels, strict=True))
-    return tuple(max(1, min(side, round(share * own))) for side, own in zip(size, pixels, strict=True))
-
-
-def _kept(size, pixels):
-    """Height and width of the network's input for an image whose aspect ratio is kept: its shorter side stays."""
-    share = min(pixels) / min(size)
-    return tuple(max(min(pixels), round(side * share)) for side in size)
 
 
 def _network(model, checkpoint, attention, options):

@@ -95,46 +95,59 @@ def confusion(network, source, split, indices, *, path=None, side=None, window=N
             if window is None:
                 maps = network(image, path).float()
             else:
-                maps = windowed(network, image, path, window, stride or min(window), batch)
+                maps = windowed(lambda views: network(views, path), image, window, stride or min(window), batch)
             total += evaluation.counted(maps, torch.from_numpy(labels)[None].to(weight.device), classes)
     return total.cpu().numpy()
 
 
-def image_of(network, picture, side):
-    """An image [1, 3, h, w] for a network of a picture uint8 [H, W, 3]: with a shorter side of `side` pixels, or None
-    for its own, and no side below the network's least."""
+def sized(size, side, least, most=MOST_RATIO):
+    """Height and width of an image of this size: with a shorter side of `side` pixels, None for its own, a longer one
+    of at most `most` times as many, and none below `least`."""
+    scale = 1.0 if side is None else min(side / min(size), most * side / max(size))
+    return tuple(max(least, round(scale * each)) for each in size)
+
+
+def image_of(network, picture, side, most=MOST_RATIO):
+    """An image [1, 3, h, w] for a network of a picture uint8 [H, W, 3]: of a size as in `sized`."""
     import torch
 
     from tilewright.paths import frames
 
-    weight, sides = next(network.parameters()), picture.shape[:2]
-    scale = 1.0 if side is None else min(side / min(sides), MOST_RATIO * side / max(sides))
-    size = [max(network.options.least, round(scale * each)) for each in sides]
+    weight = next(network.parameters())
+    size = sized(picture.shape[:2], side, network.options.least, most)
     image = torch.empty(1, 3, *size, dtype=weight.dtype, device=weight.device)
     return frames.images_of(torch.from_numpy(picture)[None].to(weight.device), image)
 
 
-def windowed(network, image, path, window, stride, batch):
+def windows(size, window, stride):
+    """``[(top, left)]`` of windows over an image: one every `stride` pixels, the last ones such that they end with it.
+
+    A window that is larger than the image has its sides.
+    """
+    begins = [
+        [min(at, max(side - part, 0)) for at in range(0, max(side - part, 0) + stride, stride)]
+        for side, part in zip(size, window, strict=True)
+    ]
+    return list(itertools.product(*map(dict.fromkeys, begins)))
+
+
+def windowed(call, image, window, stride, batch):
     """float32 [1, classes, H, W]: logits of an image [1, 3, H, W], averaged over the windows that see a pixel.
 
-    Windows begin every `stride` pixels, the last ones such that they end with the image.
+    call: ``call(views)`` gives maps [n, classes, h, w] of at most `batch` views. window, stride: see `windows`.
     """
     import torch
     import torch.nn.functional as F
 
-    inner = [min(pixels) for pixels in zip(window, image.shape[2:], strict=True)]
-    begins = [
-        [min(at, side - part) for at in range(0, max(side - part, 0) + stride, stride)]
-        for side, part in zip(image.shape[2:], inner, strict=True)
-    ]
-    places = list(itertools.product(*map(dict.fromkeys, begins)))
     size = image.shape[2:]
-    total = image.new_zeros(1, network.options.num_classes, *size, dtype=torch.float32)
-    seen = image.new_zeros(size, dtype=torch.float32)
+    inner = [min(pixels) for pixels in zip(window, size, strict=True)]
+    places, total, seen = windows(size, inner, stride), None, image.new_zeros(size, dtype=torch.float32)
     for lo in range(0, len(places), batch):
         part = places[lo : lo + batch]
         views = torch.cat([image[:, :, top : top + inner[0], left : left + inner[1]] for top, left in part])
-        maps = F.interpolate(network(views, path).float(), size=inner, mode="bilinear", align_corners=False)
+        maps = F.interpolate(call(views).float(), size=inner, mode="bilinear", align_corners=False)
+        if total is None:
+            total = maps.new_zeros(1, maps.shape[1], *size)
         for (top, left), logits in zip(part, maps, strict=True):
             place = slice(top, top + inner[0]), slice(left, left + inner[1])
             total[0, :, place[0], place[1]] += logits

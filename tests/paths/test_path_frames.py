@@ -298,6 +298,8 @@ def test_networks_that_do_not_go_together(several, joint):
     for name, value, message in [("mean", (1, 2), "mean: expected a number"), ("std", (1, 1, 0), "std: expected")]:
         with pytest.raises(ConfigError, match=message):
             FrameRunner(small, Table([entry(small, FULL, 0.4)]), SIZE, **{name: value})
+    with pytest.raises(ConfigError, match=r"pixels: expected 2 integers of at least 32, found \(31, 32\)"):
+        FrameRunner(small, None, SIZE, pixels=(31, 32))
     with pytest.raises(ConfigError, match="frame: expected 2 integers of at least 1, found 40"):
         FrameRunner(small, Table([entry(small, FULL, 0.4)]), 40)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from helpers.files import entered, run_script
@@ -14,7 +15,7 @@ from tilewright import networks
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError
 from tilewright.paths import frames
-from tilewright.paths.runner import facts
+from tilewright.paths.runner import Runner, facts
 from tilewright.paths.table import Entry, write
 from tilewright_study import inference, labelling
 from tilewright_study.figures import _photograph
@@ -317,44 +318,77 @@ def test_a_folder_of_all_kinds_of_images_is_labelled(weights, tmp_path, capsys):
     assert {Image.open(x).size for x in maps.iterdir()} == {(70, 90)}
 
 
-def test_windows_share_out_an_image_and_each_pixel_is_that_of_the_nearest_one():
-    for size, window in (((64, 64), (64, 64)), ((64, 200), (64, 64)), ((131, 77), (50, 77)), ((10, 11), (10, 10))):
-        seen, nearest = np.zeros(size, int), np.full(size, np.inf)
-        found = [*labelling.windows(size, window)]
-        y, x = np.indices(size)
-        for (top, left), _ in found:
-            assert 0 <= top <= size[0] - window[0] and 0 <= left <= size[1] - window[1]
-            away = np.maximum(abs(y + 0.5 - top - window[0] / 2), abs(x + 0.5 - left - window[1] / 2))
-            nearest = np.minimum(nearest, away)
-        for (top, left), (rows, columns) in found:
-            seen[rows, columns] += 1
-            part = np.maximum(abs(y + 0.5 - top - window[0] / 2), abs(x + 0.5 - left - window[1] / 2))[rows, columns]
-            assert (part <= nearest[rows, columns] + 1).all()
-        assert (seen == 1).all()
+@pytest.mark.parametrize("size", [(64, 128), (100, 130), (40, 300)], ids=str)
+def test_windows_are_averaged_and_aspect_ratios_are_kept(size, weights, tmp_path, capsys):
+    """By hand, with one network: the mean of windows of 64 that begin every 42 pixels, or an image of another shape."""
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    network = networks.from_checkpoint(weights, image_size=64)
+
+    def prepared(*sides):
+        return frames.images_of(torch.from_numpy(pixels)[None], torch.empty(1, 3, *sides))
+
+    def resized(x, sides):
+        return F.interpolate(x, sides, mode="bilinear", align_corners=False)
+
+    whole = tuple(round(64 / min(size) * side) for side in size)
+    image, total, seen = prepared(*whole), torch.zeros(1, 5, *whole), torch.zeros(whole)
+    with torch.inference_mode():
+        for top in sorted({min(at, whole[0] - 64) for at in range(0, whole[0], 42)}):
+            for left in sorted({min(at, whole[1] - 64) for at in range(0, whole[1], 42)}):
+                place = ..., slice(top, top + 64), slice(left, left + 64)
+                total[place] += resized(network(image[place]), (64, 64))
+                seen[place] += 1
+        kept = tuple(round(min(64 / min(size), 256 / max(size)) * side) for side in size)
+        by_hand = {"slide": total / seen, "aspect": network(prepared(*kept))}
+    for fit, logits in by_hand.items():
+        labelled("--checkpoint", weights, "--image", tmp_path / "image.png", "--maps", tmp_path / fit, "--fit", fit)
+        found = np.asarray(Image.open(tmp_path / fit / "image.png"))
+        assert (found == resized(logits, size).argmax(1)[0].numpy()).mean() > 0.999
+        assert (" windows of 64 x 64, 42 apart" in capsys.readouterr().out) == (fit == "slide")
+    assert seen.max() > 1
 
 
-def test_windows_and_aspect_ratios_are_the_network_s_own_maps(weights, tmp_path):
-    """By hand: of an image twice as wide, two halves and what is between them, or a network twice as wide."""
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 128, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "wide.png")
-    for fit, size in (("slide", 64), ("aspect", (64, 128))):
-        labelled("--checkpoint", weights, "--image", tmp_path / "wide.png", "--maps", tmp_path / fit, "--fit", fit)
-        found = np.asarray(Image.open(tmp_path / fit / "wide.png"))
-        network = networks.from_checkpoint(weights, image_size=size)
-        part = torch.from_numpy(pixels[:, :64] if fit == "slide" else pixels)[None]
-        prepared = frames.images_of(part, torch.empty(1, 3, *network.options.pixels))
-        with torch.inference_mode():
-            expected = frames.labels(network(prepared), part.shape[1:3])[0].numpy()
-        same = found[:, :40] == expected[:, :40]
-        assert same.mean() > 0.999
+def test_images_of_all_sizes_have_one_network(weights, tmp_path, monkeypatch):
+    (tmp_path / "images").mkdir()
+    for side in (70, 80, 90):
+        Image.new("RGB", (side, 64)).save(tmp_path / f"images/{side}.png")
+    made, own = [], labelling._network
+    monkeypatch.setattr(labelling, "_network", lambda *given: made.append(own(*given)) or made[-1])
+    labelled("--checkpoint", weights, "--image", tmp_path / "images", "--fit", "aspect")
+    assert len(made) == 1
+
+
+def test_windows_share_a_budget(weights, tmp_path, capsys, monkeypatch):
+    network = networks.from_checkpoint(weights, image_size=64)
+    write(tmp_path / "t.csv", rows_of(network))
+    Image.new("RGB", (64, 200)).save(tmp_path / "tall.png")
+    budgets = []
+    own = Runner.__call__
+
+    def called(self, images, budget_us):
+        budgets.append(budget_us)
+        return own(self, images, budget_us)
+
+    monkeypatch.setattr(Runner, "__call__", called)
+    # Promises are those of the table.
+    monkeypatch.setattr(Runner, "rehearse", lambda self, images, count: None)
+    for budget, blocks in ((1, "10.00.10.00"), (1e9, "11.11.11.11")):
+        slide = ["--fit", "slide", "--table", tmp_path / "t.csv", "--budget-us", budget]
+        labelled("--checkpoint", weights, "--image", tmp_path / "tall.png", *slide)
+        assert f" ms, {blocks} " in capsys.readouterr().out
+    assert budgets == [1 / 5] * 5 + [1e9 / 5] * 5
+
+
+def rows_of(network):
+    known = {"rung": "trained", "batch": 1, "macs": 1, "p50_us": 1.0, **facts(network)}
+    rows = [("1.0.1.0", 0.2), ("2.2.2.2", 0.4)]
+    return [Entry(path=str(network.path(x)), choice=y, promise_us=y, **known) for x, y in rows]
 
 
 def test_a_budget_is_met_by_a_path_of_a_table(weights, tmp_path, capsys):
     network = networks.from_checkpoint(weights, image_size=64)
-    known = {"rung": "trained", "batch": 1, "macs": 1, "p50_us": 1.0, **facts(network)}
-    rows = [("1.0.1.0", 0.2), ("2.2.2.2", 0.4)]
-    entries = [Entry(path=str(network.path(x)), choice=y, promise_us=y, **known) for x, y in rows]
-    write(tmp_path / "t.csv", entries)
+    write(tmp_path / "t.csv", rows_of(network))
     for budget, blocks in ((1, "10.00.10.00"), (1e9, "11.11.11.11")):
         labelled("--checkpoint", weights, "--image", "rocket", "--table", tmp_path / "t.csv", "--budget-us", budget)
         assert f" ms, {blocks} " in capsys.readouterr().out

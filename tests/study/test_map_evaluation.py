@@ -125,7 +125,7 @@ def test_paths_and_few_images_are_evaluated(data, tmp_path, capsys):
 def test_logits_of_windows_are_means(size, stride, network):
     image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        found = map_evaluation.windowed(network, image, None, (32, 32), stride, batch=4)
+        found = map_evaluation.windowed(network, image, (32, 32), stride, batch=4)
         torch.testing.assert_close(found, windows(network, image, 32, stride), atol=1e-5, rtol=1e-5)
 
 

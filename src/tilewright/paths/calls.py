@@ -52,10 +52,12 @@ class Calls:
         compiled: bool = False,
         frames: Places | None = None,
         beside: "Calls | None" = None,
+        pixels: tuple[int, int] | None = None,
     ):
         """paths: by the text that they are called by. folded: ``{text: Folded}`` of paths with statistics of their own;
         other decoders are folded here, once. compiled: whether torch compiles blocks and decoders first, which paths
-        share; the network itself stays as it is. beside: calls of another network, whose memory graphs share.
+        share; the network itself stays as it is. beside: calls of another network, whose memory graphs share. pixels:
+        height and width of images, None for those that the network was made for.
 
         Raises `ConfigError` for a network whose parts cannot be compiled.
         """
@@ -63,7 +65,8 @@ class Calls:
             raise ConfigError(f"compiled: expected a network with parts to compile, found {type(network).__module__}")
         self.network, self.paths = network.compiled(dynamic=False) if compiled else network, dict(paths)
         weight = next(network.parameters())
-        self.device, self.dtype, self.shape = weight.device, weight.dtype, (batch, 3, *network.options.pixels)
+        self.device, self.dtype = weight.device, weight.dtype
+        self.shape = (batch, 3, *(pixels or network.options.pixels))
         with torch.inference_mode():
             self.folded = {text: (folded or {}).get(text) or self._fold(path) for text, path in self.paths.items()}
             self.images = torch.zeros(self.shape, dtype=self.dtype, device=self.device)

@@ -15,8 +15,8 @@ from tilewright.core.errors import ConfigError
 from tilewright.paths import frames as places
 from tilewright.paths.lateness import Closed, Priced
 from tilewright.paths.record import Record
-from tilewright.paths.runner import Picker, Told, facts, made
-from tilewright.paths.table import BROKEN, SAMPLES, Entry, Table, checked_budget
+from tilewright.paths.runner import Picker, Told, facts, made, whole
+from tilewright.paths.table import BROKEN, SAMPLES, Table, checked_budget
 
 _LOG = logging.getLogger(__name__)
 # Frames that paths are measured with where none were shown.
@@ -63,6 +63,8 @@ class FrameRunner(Picker):
         Of the channels of the networks' training images in 0..1.
     folded : dict, optional
         ``{table.key(row): Folded}`` for paths with statistics of their own.
+    pixels : (int, int), optional
+        Height and width of the images that networks take of frames. None takes those that each was made for.
 
     Attributes
     ----------
@@ -94,6 +96,7 @@ class FrameRunner(Picker):
         mean: tuple[float, float, float] = places.MEAN,
         std: tuple[float, float, float] = places.DEVIATION,
         folded: Mapping[str, Any] | None = None,
+        pixels: tuple[int, int] | None = None,
     ):
         """Capture the paths of `table`."""
         if not isinstance(table, Table | None):
@@ -103,8 +106,11 @@ class FrameRunner(Picker):
         if table is None:
             if others:
                 raise ConfigError(f"table: expected one to pick among {len(known)} networks, found none")
-            whole = facts(first) | {"path": str(first.path()), "rung": "trained", "batch": batch, "macs": 0}
-            table = Table([Entry(p50_us=1.0, promise_us=1.0, **whole)], joint=True)
+            table = whole(first, batch=batch, joint=True)
+        if pixels is not None:
+            least = max(one.options.least for one in known.values())
+            height, width = arguments.sizes("pixels", pixels, 2, least=least)
+            pixels = height, width
         table.check(batch=batch, **{name: value for name, value in facts(first).items() if name in ("device", "dtype")})
         keys: dict[tuple, dict] = {}
         # The slowest first: its memory serves the others.
@@ -117,6 +123,7 @@ class FrameRunner(Picker):
             keys.setdefault(of, {})[table.key(entry)] = known[of].path(entry.path)
         self.places = places.Places(frame, batch, next(first.parameters()).device, mean, std)
         how = {"batch": batch, "folded": folded, "compiled": table.rows[0].compiled, "frames": self.places}
+        how["pixels"] = pixels
         self._calls: dict[str, Any] = {}
         latest = None
         for of, paths in keys.items():
