@@ -20,6 +20,7 @@ from tilewright import graph, reference
 from tilewright.attention import native, schedule
 from tilewright.attention import plan as api
 from tilewright.attention.masks import Bias
+from tilewright.attention.measure import beside_torch
 from tilewright.attention.schedule.check import violations
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.devices import limits
@@ -417,3 +418,13 @@ def test_forms_that_cannot_win_are_not_timed():
     common = {"device": "cpu", "heads": H, "head_dim": D, "dtype": "float32"}
     assert native.times(found, **common, own_us=1e-9) == {}
     assert native.times(found, **common, own_us=1e9)["masked"] > 0
+
+
+def test_what_tiles_take_counts_their_launches():
+    """Those of a small pattern take nearly all of it."""
+    plan = made(patterns("random", 64, 64, 3), None)
+    name, profile = next(iter(plan.profiles.items()))
+    shapes = tuple(replace(shape, latency_us=1e-6) for shape in profile.shapes)
+    for launch_us, timed in ((0.0, False), (1e9, True)):
+        found = beside_torch({name: replace(profile, launch_us=launch_us, shapes=shapes)}, plan.graph, heads=H)
+        assert bool(found[name].torch_us) == timed

@@ -167,7 +167,9 @@ def beside_torch(
     """
     one = next(iter(profiles.values()))
     lanes = devices.limits(one.device).lanes
-    least_us = min(sum(shape.items * shape.latency_us for shape in of.shapes) / lanes for of in profiles.values())
+    least_us = min(
+        sum(shape.items * shape.latency_us / lanes + of.launch_us for shape in of.shapes) for of in profiles.values()
+    )
     sizes: dict[str, Any] = {"heads": heads, "head_dim": one.head_dim, "dtype": one.dtype, "device": one.device["kind"]}
     torch_us = native.times(graph, **sizes, units=units, bias=bias, own_us=least_us, seed=seed)
     return {name: replace(of, torch_us=torch_us) for name, of in profiles.items()}
