@@ -1,8 +1,9 @@
 """Configuration of memory tiles, of their parts, and of any designs: the command's function."""
 
 import sys
+from time import perf_counter
 
-from tilewright.core import artifacts
+from tilewright.core import artifacts, deadline
 from tilewright.core.errors import ConfigError
 from tilewright.pushmem import configuration_file, memories, parts, recurrence, solve, streams
 from tilewright_study.experiments.push import examples
@@ -56,6 +57,7 @@ def run(
     if not 0 <= layers <= len(solve.LAYERS):
         raise ConfigError(f"--layers: expected 0 to {len(solve.LAYERS)}, found {layers}")
     tile = memories.member(memory)
+    end = None if time_limit is None else perf_counter() + time_limit
     asked = read(stream, component, tile)
     if write_stream is not None:
         streams.write(write_stream, asked)
@@ -69,7 +71,7 @@ def run(
         return None
     known = None if fix is None else configuration_file.read(fix)[0]
     found = solve.solve(
-        asked, tile, engine=engine, depth=layers, known=known, monolithic=monolithic, limit_s=time_limit
+        asked, tile, engine=engine, depth=layers, known=known, monolithic=monolithic, limit_s=deadline.left(end)
     )
     told = {
         "stream": str(stream),
