@@ -89,6 +89,12 @@ def test_the_cheapest_choices_that_have_an_answer_are_taken():
     assert costs == sorted(sum(pair) for pair in itertools.product((0, 3, 2), repeat=2))
 
 
+def test_the_first_choices_come_before_all_are_listed():
+    groups = [[Choice(cost, {f"c{place}": cost}, {}) for cost in range(7)] for place in range(12)]
+    first = [cost for cost, _ in itertools.islice(Choices("cost", groups).combinations(), 14)]
+    assert first == [0, *[1] * 12, 2]
+
+
 def test_choices_never_change_what_is_known():
     b = words(4)
     layer = Choices("cost", [[Choice(0, {"c0": 5}, {}), Choice(1, {}, {})]])
