@@ -26,7 +26,7 @@ FEWEST = 30
 # A budget that every path fits.
 ANY_US = 1e15
 # What a call takes after its frame's time is known is foreseen from calls before, of which the latest counts so much.
-COUNTING = 0.05
+COUNTING = 0.2
 # Of the parts of a call: repetitions, and seconds of each.
 PART_CALLS, PART_SECONDS = 3, 0.05
 
@@ -197,7 +197,7 @@ class FrameRunner(Picker):
         record.saw(self.table.key(entry), promised, took, short=short)
         control.saw(took, entry, late=took > budget_us)
         told = Told(entry.path, promised, entry.test, entry.network, short, took)
-        seen = min((perf_counter_ns() - counted) / 1e3, 2 * self._counting_us + 1)
+        seen = min((perf_counter_ns() - counted) / 1e3, 4 * self._counting_us + 10)
         self._counting_us += COUNTING * (seen - self._counting_us)
         return found, told
 
