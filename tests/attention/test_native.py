@@ -428,3 +428,14 @@ def test_what_tiles_take_counts_their_launches():
     for launch_us, timed in ((0.0, False), (1e9, True)):
         found = beside_torch({name: replace(profile, launch_us=launch_us, shapes=shapes)}, plan.graph, heads=H)
         assert bool(found[name].torch_us) == timed
+
+
+@pytest.mark.parametrize("layout", ("by head", "by token", "strided"))
+def test_keys_are_compacted_in_any_layout(layout):
+    pattern = patterns("kept", 60, 60, 3)
+    inputs = torch.randn(3, 2, H, 60, 2 * D)[..., :D]
+    if layout != "strided":
+        order = (0, 1, 2, 3, 4) if layout == "by head" else (0, 1, 3, 2, 4)
+        inputs = inputs.permute(order).contiguous().permute(order)
+    expected = reference.attention(*inputs, torch.from_numpy(pattern)).float()
+    assert torch.allclose(made(pattern, "compacted")(*inputs), expected, atol=1e-5)
