@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import subprocess
+import sys
 import time
 
 import pytest
@@ -68,6 +69,26 @@ def test_what_a_search_started_ends_with_it(tmp_path):
             time.sleep(0.05)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends it, on Linux")
+def test_a_search_ends_with_its_parent(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import os, time\nfrom tilewright.core import deadline\n"
+        "deadline.last(lambda: iter([print(os.getpid(), flush=True), time.sleep(60)]), 60)\n"
+    )
+    with subprocess.Popen([sys.executable, tmp_path / "own.py"], stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.kill(child, 0)
+            time.sleep(0.05)
+
+
+def test_children_of_another_process_are_no_errors(monkeypatch):
+    monkeypatch.setattr(deadline, "_ending", {1})
+    assert deadline.last(lambda: iter("a"), 60) == "a" and 1 not in deadline._ending
+
+
 def test_nobody_waits_for_a_process_that_is_slow_to_end(monkeypatch):
     # A killed process gives back its memory first, which took minutes on a busy machine.
     monkeypatch.setattr(deadline.os, "killpg", lambda *_: None)
@@ -92,16 +113,14 @@ def test_errors_pass_a_limit():
 
 def test_algebra_model_checking_and_the_rtl_keep_to_the_limit(monkeypatch):
     monkeypatch.setattr(solve, "_by_hardware", stuck)
-    found = solve.solve(stream(), PUB, engine="fit", limit_s=2)
+    found = solve.solve(stream(), PUB, engine="fit", limit_s=4)
     assert found.verdict == "solved" and found.verified["rtl"] == "not run: the time limit is over"
     extras.need("amaranth", "bitwuzla")
     # The tool that writes the system of a tile knows no limit.
-    monkeypatch.setattr("tilewright.pushmem.rtl.yosys", stuck)
     monkeypatch.setattr("tilewright.pushmem.bmc._system", lambda *_: stuck())
-    for part, monolithic in (("top", True), ("top", False)):
-        asked = configure.read("identity-8x8", part, PUB)
-        found = solve.solve(asked, PUB, engine="bmc", monolithic=monolithic, limit_s=LIMIT_S)
-        assert found.verdict == "unknown" and found.engine == "bmc"
+    for monolithic in (True, False):
+        found = solve.solve(stream(), PUB, engine="bmc", monolithic=monolithic, limit_s=LIMIT_S)
+        assert found.verdict == "unknown"
     with pytest.raises(SolverError, match="with this configuration is unknown"):
         known = solve.solve(stream(), PUB, engine="fit", hardware=False).configuration
         solve.asserted(known, stream(), PUB, limit_s=LIMIT_S)

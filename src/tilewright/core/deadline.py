@@ -3,6 +3,7 @@
 A solver looks at its clock now and then only, and other tools not at all.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ from tilewright.core.errors import SolverError, TilewrightError
 T = TypeVar("T")
 # Seconds after a limit in which a search may end by itself, and then in which its process may remove its files.
 GRACE_S, TIDY_S = 0.3, 0.2
+# Of Linux: the signal that a process gets as its parent ends.
+_PDEATHSIG = 1
 # Whether this process has a limit already, and its children that had ended their work, but not yet ended.
 _limited = False
 _ending: set[int] = set()
@@ -32,7 +35,7 @@ def last(answers: Callable[[], Iterator[T]], limit_s: float | None) -> T | None:
     global _limited
     if limit_s is None or _limited:
         return next(iter(deque(answers(), maxlen=1)), None)
-    _ending.difference_update([child for child in _ending if os.waitpid(child, os.WNOHANG)[0]])
+    _ending.difference_update([*filter(_ended, _ending)])
     end, (receiver, sender) = perf_counter() + limit_s + GRACE_S, Pipe(duplex=False)
     child = os.fork()
     if not child:
@@ -61,10 +64,21 @@ def left(end: float | None) -> float | None:
     return None if end is None else max(0.0, end - perf_counter())
 
 
+def _ended(child):
+    """Whether a process is over; that of another parent is, too."""
+    try:
+        return os.waitpid(child, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
+
+
 def _work(answers, sender):
     """In the process: send each answer, then that it was the last. Does not return."""
     try:
         os.setpgid(0, 0)
+        with suppress(AttributeError, OSError):
+            # Where the parent is killed, nobody waits for an answer: Linux ends this process as well.
+            ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         try:
             for answer in answers():
