@@ -14,8 +14,6 @@ from tilewright.pushmem.settings import Affine, Controller, generate
 
 AGG_ROWS = 4
 TB_ROWS = 2
-# Cycles before 0 that a schedule may not use, kept free so that offsets stay indices.
-_MARGIN = 64
 _FAR = 1 << 40
 # ASSUME: a tile whose streams do not fit after this many offsets is taken as full. Those of the apps need fewer.
 _BUDGET = 6000
@@ -179,8 +177,7 @@ def plan_pub(uses: list[Use], fetch: int = 4, depth: int = 512) -> dict[str, Con
             steps.append((u, r, read_choices(stream, fetch)))
     if any(not choices for _, _, choices in steps):
         return None
-    horizon = max(int(c.base.max()) + c.high for _, _, choices in steps for c in choices) + 2 * _MARGIN
-    busy = np.zeros(horizon + _MARGIN, bool)
+    events_of = {id(c): _events(c.base) for _, _, choices in steps for c in choices}
     chosen: list[tuple] = []
     period = depth // share
 
@@ -200,34 +197,43 @@ def plan_pub(uses: list[Use], fetch: int = 4, depth: int = 512) -> dict[str, Con
 
     tried = 0
 
-    def search(step):
+    def search(step, busy):
+        """Choose for the steps from `step` on. busy: cycles of the port that are taken, as bits."""
         nonlocal tried
         if step == len(steps):
             return True
         u, r, choices = steps[step]
         for choice in choices:
             offsets = range(choice.low, choice.high + 1) if r is None else range(choice.high, choice.low - 1, -1)
-            first, rises = int(choice.base.min()), bool((np.diff(choice.base) > 0).all())
+            first, bits = events_of[id(choice)]
             for offset in offsets:
                 tried += 1
                 if tried > _BUDGET:
                     return False
-                if not rises or first + offset < 0:
+                if not bits or first + offset < 0 or busy & bits << first + offset:
                     continue
                 events = choice.base + offset
-                if busy[events + _MARGIN].any() or not legal(u, r, choice, events):
+                if not legal(u, r, choice, events):
                     continue
-                busy[events + _MARGIN] = True
                 chosen.append((offset, choice, events))
-                if search(step + 1):
+                if search(step + 1, busy | bits << first + offset):
                     return True
                 chosen.pop()
-                busy[events + _MARGIN] = False
         return False
 
-    if not search(0):
+    if not search(0, 0):
         return None
     return _controllers(uses, steps, chosen, fetch, share)
+
+
+def _events(base):
+    """The first cycle of a schedule, and its cycles from there on as bits; none where they do not rise."""
+    first = int(base.min())
+    if (np.diff(base) <= 0).any():
+        return first, 0
+    held = np.zeros(int(base.max()) - first + 1, bool)
+    held[base - first] = True
+    return first, int.from_bytes(np.packbits(held, bitorder="little").tobytes(), "little")
 
 
 def _useful(stream, choice, fetch, events):

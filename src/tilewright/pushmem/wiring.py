@@ -64,20 +64,29 @@ def wire(
     most: tiles of a chain that may keep a buffer whose distances vary. Raises `CapacityError` where more words of one
     live at once.
     """
-    made = Wiring()
+    made, known = Wiring(), _Known({}, {})
     for name in program.buffers:
-        buffer = _Buffer(program, plan, name, fetch)
+        buffer = _Buffer(program, plan, name, fetch, known)
         buffer.repeated(made, threshold, capacity)
         buffer.stored(made, capacity, most)
         made.uses.extend(buffer.uses())
     return made
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What buffers that are read alike share. reads: cycles after the start of a statement, addresses, and those that
+    are used. layouts: by addresses and cycles."""
+
+    reads: dict[tuple, tuple[np.ndarray, np.ndarray, np.ndarray]]
+    layouts: dict[tuple, storage.Layout]
+
+
 class _Buffer:
     """A buffer's words, by the cycle in which each is there, and the streams that memory takes of it."""
 
-    def __init__(self, program: Program, plan: Schedule, name: str, fetch: int):
-        self.program, self.plan, self.name, self.fetch = program, plan, name, fetch
+    def __init__(self, program: Program, plan: Schedule, name: str, fetch: int, known: _Known):
+        self.program, self.plan, self.name, self.fetch, self.known = program, plan, name, fetch, known
         self.shape = program.buffers[name].shape
         self.strides, offset = written(program, plan.strides, name)
         grid = np.indices(self.shape).reshape(len(self.shape), -1)
@@ -156,7 +165,10 @@ class _Buffer:
         for read in reads:
             np.maximum.at(last, place[read.addresses[read.live]], read.times[read.live])
         kept = last >= 0
-        layout = made.layouts[self.name] = storage.layout(self.addresses[kept], self.born[kept], last[kept])
+        live = self.addresses[kept], self.born[kept] - self.born[0], last[kept] - self.born[0]
+        layout = made.layouts[self.name] = _once(
+            self.known.layouts, tuple(x.tobytes() for x in live), lambda: storage.layout(*live)
+        )
         self.chain = storage.tiles(layout.size, len(place), capacity) if self.asked else 1
         if self.chain > most:
             there = f"a tile has {capacity}" if most == 1 else f"the array has {most} tiles of {capacity}"
@@ -176,14 +188,21 @@ class _Buffer:
 
     def _read(self, edge: Edge) -> Stream:
         s = self.program.statement(edge.statement)
-        extents = loops(s, self.fetch)
-        place = np.indices(extents).reshape(len(extents), -1)
-        live = np.all([g < e for g, e in zip(place, s.extents, strict=True)], axis=0)
-        asked = s.needed[edge.read]
-        if asked is not None:
-            live[live] = asked.ravel()
-        values, times = dict(zip(s.loops, place, strict=True)), self.plan.times(s.name, extents).ravel()
-        return Stream(times, self.linear(i.evaluate(values) for i in s.reads[edge.read].indices) + 0 * times, live)
+        indices, asked, extents = s.reads[edge.read].indices, s.needed[edge.read], loops(s, self.fetch)
+
+        def found():
+            place = np.indices(extents).reshape(len(extents), -1)
+            live = np.all([g < e for g, e in zip(place, s.extents, strict=True)], axis=0)
+            if asked is not None:
+                live[live] = asked.ravel()
+            values = dict(zip(s.loops, place, strict=True))
+            times = self.plan.times(s.name, extents).ravel() - self.plan.starts[s.name]
+            return times, self.linear(i.evaluate(values) for i in indices) + 0 * times, live
+
+        of_asked = None if asked is None else asked.tobytes()
+        key = s.loops, s.extents, extents, self.plan.strides[s.name], indices, of_asked, self.shape
+        times, addresses, live = _once(self.known.reads, key, found)
+        return Stream(times + self.plan.starts[s.name], addresses, live)
 
     def uses(self) -> Iterable[Use]:
         """What tiles are asked for."""
@@ -191,3 +210,10 @@ class _Buffer:
             write = max((w for _, _, w in reads), key=lambda w: len(w.times))
             chain = self.chain if source == self.name else 1
             yield Use(self.name, source, write, tuple((target, read) for target, read, _ in reads), chain)
+
+
+def _once(known, key, make):
+    """What `known` holds of `key`, made where it holds nothing."""
+    if key not in known:
+        known[key] = make()
+    return known[key]
