@@ -16,6 +16,7 @@ from numpy.testing import assert_allclose
 
 import tilewright as tw
 from helpers import plans
+from helpers.cases import rest_slow
 from helpers.threads import threads
 from tilewright import graph, networks, reference, slices
 from tilewright.attention import reorder
@@ -225,7 +226,7 @@ def test_a_fork_of_a_fork():
     in_child(lambda: (check(), in_child(check), check()))
 
 
-@pytest.mark.parametrize("cases", [plan_cases, packing_cases], ids=["plans", "packings"])
+@pytest.mark.parametrize("cases", rest_slow([plan_cases, packing_cases], 0), ids=["plans", "packings"])
 def test_a_fork_while_threads_are_inside_calls(cases):
     cases, stop = cases(), threading.Event()
 

@@ -137,6 +137,9 @@ def shorten_calls():
             shapes[key] = list(np.broadcast_shapes(*key))
         return core.block_type(element, shapes[key]) if shapes[key] else element
 
+    def moved(handle, offset):
+        return handle.data + max(1, handle.get_element_ty().primitive_bitwidth // 8) * offset
+
     def operator(function, compares, usual):
         offsets = function is np.add
 
@@ -145,22 +148,23 @@ def shorten_calls():
                 other = other.value
             kind = self.dtype.name
             if type(other) is core.tensor:
-                if kind in NUMBERS and other.dtype.name == kind:
-                    element = core.int1 if compares else self.dtype
-                    same = self.type if not compares and other.type is self.type else None
+                if (kind in NUMBERS and other.dtype.name == kind) or {kind, other.dtype.name} == OFFSETS:
+                    whole = self.dtype if other.dtype.name == kind else core.int64
+                    element = core.int1 if compares else whole
+                    same = self.type if element is self.dtype and other.type is self.type else None
                     found = same or common(self.type, other.type, element)
                     return made(function(self.handle.data, other.handle.data), element, found)
                 if offsets and self.dtype.is_ptr() and other.dtype.name in OFFSETS:
-                    handle = self.handle
-                    bytes_each = max(1, handle.get_element_ty().primitive_bitwidth // 8)
-                    data = handle.data + bytes_each * other.handle.data.astype(np.uint64)
-                    return made(data, handle.dtype, common(self.type, other.type, self.dtype))
+                    data = moved(self.handle, other.handle.data.astype(np.uint64))
+                    return made(data, self.handle.dtype, common(self.type, other.type, self.dtype))
             elif (type(other) is int and kind in NUMBERS and -(2**31) <= other < 2**31) or (
                 type(other) is float and kind == "fp32" and kind in NUMBERS
             ):
                 element = core.int1 if compares else self.dtype
                 found = common(self.type, core.int32, element) if compares else self.type
                 return made(function(self.handle.data, other), element, found)
+            elif type(other) is int and offsets and self.dtype.is_ptr() and 0 <= other < 2**31:
+                return made(moved(self.handle, np.uint64(other)), self.handle.dtype, self.type)
             return usual(self, other)
 
         return apply
