@@ -468,7 +468,7 @@ def of_network():
 # Behind the registered operator, or of what others of the interface have made.
 INNER = {
     *("Plan.run", "Plan.gradients", "Plan.like_result", "Plan.check_backward"),
-    *("models.bias_index", "models.sources", "slices.Layout", "slices.SliceLists", "slices.Budgets"),
+    *("models.sources", "slices.Layout", "slices.SliceLists", "slices.Budgets"),
     *("neighborhood.NeighborhoodPlan", "neighborhood.Rule"),
 }
 

@@ -257,8 +257,8 @@ def test_vil_bias_of_the_sparse_stages_follows_the_published_index(n, window, mo
                     ky, kx = ky % padded, kx % padded
                 if 0 <= ky < n and 0 <= kx < n:
                     wanted[1 + qy * n + qx, 1 + ky * n + kx] = slot
-    at = np.arange(tokens)
-    indices = vision_longformer.bias_index(params, at[:, None], at)
+    at, chunk = np.arange(tokens), f if mode == "cyclic" else None
+    indices = vision_longformer.bias_index_at(np.where, (n, n), 1, 2 * f, chunk, at[:, None], at)
     allowed = graph.to_dense()
     np.testing.assert_array_equal(indices[allowed], wanted[allowed])
     assert graph.meta["bias"]["table_size"] == table
@@ -270,12 +270,6 @@ def test_vil_bias_of_the_sparse_stages_follows_the_published_index(n, window, mo
 def test_vil_bias_of_the_full_stages_counts_all_offsets(stage):
     n, g = 4, 4 - stage
     params = vil(n, stage)
-    at = np.arange(g + n * n)
-    indices = vision_longformer.bias_index(params, at[:, None], at)
-    for q in range(n * n):
-        for k in range(n * n):
-            (qy, qx), (ky, kx) = divmod(q, n), divmod(k, n)
-            assert indices[g + q, g + k] == (qy - ky + n - 1) * (2 * n - 1) + (qx - kx + n - 1)
     bias = vision_longformer.graph(params).meta["bias"]
     assert bias["table_size"] == (2 * n - 1) ** 2
     assert bias["slots"] == (2 * n - 1) ** 2 + 3 * g + 1
@@ -357,30 +351,17 @@ def test_regionvit_grids_are_those_of_the_strided_convolutions(resolution, patch
         side, regions = ((size + 2 - 3) // 2 + 1 for size in (side, regions))
 
 
-@pytest.mark.parametrize(("n", "w"), [(7, 3), (10, 7), (5, 4)], ids=str)
-def test_regionvit_bias_follows_the_published_wrapping_index(n, w):
-    params = regionvit.Params("tiny", n, 1, patch=1, window=w)
+@pytest.mark.parametrize("w", [3, 4, 7])
+def test_regionvit_bias_follows_the_published_wrapping_index(w):
     table = [[y * (2 * w - 1) + x for x in range(2 * w - 1)] for y in range(2 * w - 1)]
-    r, tokens = params.regions, params.regions**2 + n * n
-    wanted = np.full((tokens, tokens), (2 * w - 1) ** 2)
-    for q in range(n * n):
-        for k in range(n * n):
-            (qy, qx), (ky, kx) = divmod(q, n), divmod(k, n)
-            if (qy // w, qx // w) == (ky // w, kx // w):
-                # Python's negative indices wrap, as those of the public code do.
-                slot = table[ky % w - qy % w + w // 2][kx % w - qx % w + w // 2]
-                wanted[r * r + q, r * r + k] = slot
-    at = np.arange(tokens)
-    np.testing.assert_array_equal(regionvit.bias_index(params, at[:, None], at), wanted)
-    bias = regionvit.graph(params).meta["bias"]
+    offsets = range(1 - w, w)
+    # Python's negative indices wrap, as those of the public code do.
+    wanted = [[table[dy + w // 2][dx + w // 2] for dx in offsets] for dy in offsets]
+    found = regionvit.offset_index(np.array(offsets)[:, None], np.array(offsets), w)
+    np.testing.assert_array_equal(found, wanted)
+    assert set(found.ravel()) == set(range((2 * w - 1) ** 2))
+    bias = regionvit.graph(regionvit.Params("tiny", 2 * w, 1, patch=1, window=w)).meta["bias"]
     assert (bias["table_size"], bias["slots"]) == ((2 * w - 1) ** 2, (2 * w - 1) ** 2 + 1)
-
-
-def test_regionvit_bias_tells_all_offsets_of_a_window_apart():
-    params = regionvit.Params("tiny", 7, 1, patch=1)
-    at = np.arange(50)
-    indices = regionvit.bias_index(params, at[1:, None], at[1:])
-    assert set(indices.ravel()) == set(range(169))
 
 
 def test_regionvit_hints_gather_the_windows_behind_the_regional_tokens():
@@ -388,19 +369,6 @@ def test_regionvit_hints_gather_the_windows_behind_the_regional_tokens():
     order = np.argsort(graph.row_hint, kind="stable")
     np.testing.assert_array_equal(order[:4], np.arange(4))
     assert [len(np.unique(graph.row_id[order[lo:hi]])) for lo, hi in ((4, 13), (13, 19), (19, 25), (25, 29))] == [1] * 4
-
-
-@pytest.mark.parametrize("name", ["vil-tiny-64-s1", "regionvit-tiny-64-s1"])
-def test_bias_index_ats_are_found_from_the_meta_of_a_graph(name):
-    graph = masks.build(name)
-    module, params = masks.parse(name)
-    at = np.arange(graph.n_rows)
-    found = masks.bias_index(graph.meta, at[:, None], at)
-    np.testing.assert_array_equal(found, module.bias_index(params, at[:, None], at))
-
-
-def test_a_model_without_bias_has_no_bias_indices():
-    assert masks.bias_index(masks.build("dynamicvit-s-64").meta, 0, 0) is None
 
 
 # ----------------------------------------------------------------------------------------- DynamicViT

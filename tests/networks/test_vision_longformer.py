@@ -164,7 +164,7 @@ def test_bias_indices_and_patterns_are_those_of_the_graphs(mode):
         params = graphs.Params("tiny", side << (stage - 1), stage, patch=1, mode=mode, window=7)
         windows = Windows((side, side), 1, 3, mode)
         at = np.arange(1 + side * side)
-        wanted = graphs.bias_index(params, at[:, None], at)
+        wanted = graphs.bias_index_at(np.where, (side, side), 1, 6, 3 if mode == "cyclic" else None, at[:, None], at)
         at = torch.arange(len(at))
         if windows.padded:
             # The zeros are further tokens, so that only what the real ones see of each other can be compared.

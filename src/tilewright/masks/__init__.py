@@ -12,9 +12,6 @@ Contract of a member module:
         which `params` holds; may be left out where there are none.
     ``size(params) -> int``: at most how many numbers the graph holds, its tokens and the entries of its distinct rows;
         known without making it, so that a cluster can be asked for memory and time.
-    ``bias_index(params, rows, cols) -> int array``: for models with a relative-position bias (``meta["bias"]`` is not
-        None) the index of each (query, key) pair, by token ids in the model's own order, in a bias vector of
-        ``meta["bias"]["slots"]`` entries a head; the last entry is for "no bias" and holds zero.
     ``NETWORK_NAMING``, ``network_fields(name) -> dict | None``: for families with a network, as ``NAMING`` and
         ``fields`` but for the names of whole networks, such as ``vil-tiny-224``, and the options of
         `tilewright.networks.create`. They stand here because what Snakemake parses must not import torch.
@@ -44,8 +41,6 @@ APART = ("tilewright.networks",)
 NUMBER_BYTES = 16
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tilewright.graph import Graph
 
 
@@ -145,14 +140,3 @@ def modules(name: str, overrides: dict[str, str] | None = None) -> tuple[str, ..
     """
     module, params = parse(name, overrides)
     return __name__, module.__name__, *(module.entered(params) if hasattr(module, "entered") else ())
-
-
-def bias_index(meta: dict[str, Any], rows: "int | np.ndarray", cols: "int | np.ndarray") -> "np.ndarray | None":
-    """Indices of (query, key) pairs in the relative-position bias of the graph of `meta`; None without bias.
-
-    rows, cols: int arrays that broadcast, token ids in the model's own order (undo a reordering first).
-    """
-    if not meta.get("bias"):
-        return None
-    module = import_module(f"{__name__}.{meta['family']}")
-    return module.bias_index(msgspec.convert(meta["params"], module.Params), rows, cols)

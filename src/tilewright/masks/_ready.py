@@ -46,8 +46,13 @@ def build(
         "grid": None if grid is None else list(grid),
         "bias": None,
     }
+    return of_rows(rows, row_id, meta, hint)
+
+
+def of_rows(rows: list[np.ndarray], row_id: np.ndarray, meta: dict[str, Any], hint: np.ndarray | None) -> "Graph":
+    """The graph of as many keys as queries; rows, row_id, hint: see `build`."""
     indptr = np.concatenate(([0], np.cumsum([len(row) for row in rows], dtype=np.int64)))
-    indices, row_id = np.concatenate(rows).astype(np.int32), np.asarray(row_id, np.int32)
+    indices, row_id = np.concatenate(rows, dtype=np.int32), np.asarray(row_id, np.int32)
     return from_distinct_rows(indptr, indices, row_id, len(row_id), meta=meta, row_hint=hint, col_hint=hint)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
-from tilewright.graph import from_distinct_rows
+from tilewright.masks import _ready
 
 if TYPE_CHECKING:
     from tilewright.graph import Graph
@@ -118,15 +118,7 @@ def graph(params: Params) -> "Graph":
     rows = [np.concatenate((regionals, window)) for window in members]
     rows += [np.concatenate((regionals[i : i + 1], window)) for i, window in enumerate(members)]
     hint = np.concatenate((np.full(r * r, -1), region))
-    return from_distinct_rows(
-        np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
-        np.concatenate(rows, dtype=np.int32),
-        np.concatenate((regionals, r * r + region), dtype=np.int32),
-        r * r + n * n,
-        meta=meta,
-        row_hint=hint,
-        col_hint=hint,
-    )
+    return _ready.of_rows(rows, np.concatenate((regionals, r * r + region)), meta, hint)
 
 
 def windows(side: Any, regions: Any, window: Any) -> "Graph":
@@ -151,21 +143,8 @@ def windows(side: Any, regions: Any, window: Any) -> "Graph":
     else:
         rows[-1] = np.concatenate((rows[-1], padding))
     hint = np.concatenate((np.arange(n_regional), region, np.full(len(padding), n_regional - 1)))
-    return from_distinct_rows(
-        np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
-        np.concatenate(rows, dtype=np.int32),
-        np.concatenate((hint[: n_regional + n_local], behind), dtype=np.int32),
-        len(hint),
-        meta={
-            "family": "regionvit",
-            "grid": list(grid),
-            "n_regional": n_regional,
-            "window": window,
-            "mode": "windows",
-        },
-        row_hint=hint,
-        col_hint=hint,
-    )
+    meta = {"family": "regionvit", "grid": list(grid), "n_regional": n_regional, "window": window, "mode": "windows"}
+    return _ready.of_rows(rows, np.concatenate((hint[: n_regional + n_local], behind)), meta, hint)
 
 
 def places(side: int | tuple[int, int], regions: int | tuple[int, int], window: int) -> np.ndarray:
@@ -196,18 +175,6 @@ def _members(grid, regions, w):
     region = (ys // w)[:, None] * regions[1] + xs // w
     first, columns = math.prod(regions), grid[1]
     return region.ravel(), [first + np.add.outer(columns * y, x).ravel() for y in down for x in across]
-
-
-def bias_index(params: Params, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """Index of each (query, key) pair in a head's bias: ``rel_pos`` [(2w-1)^2], then the entry of pairs without bias.
-
-    Only pairs of local tokens in one window carry a bias.
-    """
-    rows, cols = np.broadcast_arrays(rows, cols)
-    n, r, w = params.side, params.regions, params.window
-    (qy, qx), (ky, kx) = np.divmod(rows - r * r, n), np.divmod(cols - r * r, n)
-    biased = (rows >= r * r) & (cols >= r * r) & (qy // w == ky // w) & (qx // w == kx // w)
-    return np.where(biased, offset_index(ky - qy, kx - qx, w), (2 * w - 1) ** 2)
 
 
 def offset_index(dy: Any, dx: Any, window: int) -> Any:

@@ -91,6 +91,12 @@ def graph(params: Params) -> "Graph":
     return _ready.build("swin", params, rows, window, grid=(n, n), hint=window)
 
 
+def pattern(grid: Any, window: int, shift: int, meta: dict[str, Any]) -> "Graph":
+    """The windows of a grid of whole ones, shifted by so many tokens, as a graph."""
+    rows, number = partition(grid, window, shift)
+    return _ready.of_rows(rows, number, meta, number)
+
+
 def partition(grid: Any, window: int, shift: int) -> tuple[list[np.ndarray], np.ndarray]:
     """``(rows, number)``: the tokens of each window, and each token's window, of a grid of whole windows, shifted."""
     parts = []

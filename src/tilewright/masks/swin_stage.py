@@ -8,11 +8,9 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import numpy as np
 
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
-from tilewright.graph import from_distinct_rows
 from tilewright.masks import swin
 
 if TYPE_CHECKING:
@@ -64,7 +62,6 @@ def fields(name: str) -> dict[str, Any] | None:
 
 def graph(params: Params) -> "Graph":
     """The exact pattern: a distinct row for each window; shifted, those at the edges are smaller."""
-    rows, number = swin.partition(params.grid, swin.WINDOW, swin.WINDOW // 2 * params.shifted)
     meta = {
         "family": "swin_stage",
         "paper_family": None,
@@ -82,26 +79,7 @@ def graph(params: Params) -> "Graph":
             "slots": (2 * swin.WINDOW - 1) ** 2 + 1,
         },
     }
-    return from_distinct_rows(
-        np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
-        np.concatenate(rows, dtype=np.int32),
-        number.astype(np.int32),
-        len(number),
-        meta=meta,
-        row_hint=number,
-        col_hint=number,
-    )
-
-
-def bias_index(params: Params, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """Index of each (query, key) pair in ``relative_position_bias_table`` [13^2], then the entry of pairs that do not
-    see each other."""
-    rows, cols = np.broadcast_arrays(rows, cols)
-    _, number = swin.partition(params.grid, swin.WINDOW, swin.WINDOW // 2 * params.shifted)
-    (qy, qx), (ky, kx) = np.divmod(rows, params.grid[1]), np.divmod(cols, params.grid[1])
-    most = swin.WINDOW - 1
-    index = (qy - ky + most) * (2 * most + 1) + qx - kx + most
-    return np.where(number[rows] == number[cols], index, (2 * most + 1) ** 2)
+    return swin.pattern(params.grid, swin.WINDOW, swin.WINDOW // 2 * params.shifted, meta)
 
 
 def size(params: Params) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
-from tilewright.graph import from_distinct_rows
+from tilewright.masks import _ready
 
 if TYPE_CHECKING:
     from tilewright.graph import Graph
@@ -149,15 +149,7 @@ def pattern(
     rows += [np.concatenate((seen_globals, g + np.add.outer(columns * y, x).ravel())) for y in tall for x in wide]
     local_class = (down[:, None] * len(wide) + across).ravel()
     hint = np.concatenate((np.full(g, -1), _squares(height + below, columns) if mode == "exact" else local_class))
-    return from_distinct_rows(
-        np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
-        np.concatenate(rows, dtype=np.int32),
-        np.concatenate((np.zeros(g, np.int32), (g > 0) + local_class), dtype=np.int32),
-        g + (height + below) * columns,
-        meta=meta,
-        row_hint=hint,
-        col_hint=hint,
-    )
+    return _ready.of_rows(rows, np.concatenate((np.zeros(g, np.int32), (g > 0) + local_class)), meta or {}, hint)
 
 
 def _axis(n, f, mode, padding):
@@ -186,26 +178,17 @@ def _squares(height, width):
     return (4 * tile + 2 * (y % 8 // 4) + x % 8 // 4).ravel()
 
 
-def bias_index(params: Params, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """Index of each (query, key) pair in a head's bias, laid out as the published tables, one after the other.
-
-    ``local_relative_position_bias_table`` [(4f-1)^2] by offset query minus key (``relative_position_bias_table``
-    [(2n-1)^2] in the full stages), ``g2l_relative_position_bias[1]`` [g] (local query, by key),
-    ``g2l_relative_position_bias[0]`` [g] (global query, by query), ``g2g_relative_position_bias`` [g, g], and last the
-    entry of pairs outside the pattern.
-    """
-    reach = 2 * params.radius if params.stage in SPARSE_STAGES else params.side
-    chunk = params.radius if params.mode == "cyclic" else None
-    return bias_index_at(np.where, (params.side, params.side), params.n_global, reach, chunk, rows, cols)
-
-
 def bias_index_at(
     where: Any, grid: tuple[int, int], n_global: int, reach: int, chunk: int | None, rows: Any, cols: Any
 ) -> Any:
-    """`bias_index` by the geometry of a stage, for arrays or tensors: ``where`` is numpy's or torch's.
+    """Index of each (query, key) pair in a head's bias, for arrays or tensors: ``where`` is numpy's or torch's.
 
-    grid: its rows and columns, padding included. reach: 2f in the sparse stages, the side of the square grid in the
-    full ones. chunk: f where chunks wrap around, else None.
+    It is laid out as the published tables of the sparse stages, one after the other:
+    ``local_relative_position_bias_table`` [(4f-1)^2] by offset query minus key, ``g2l_relative_position_bias[1]`` [g]
+    (local query, by key), ``g2l_relative_position_bias[0]`` [g] (global query, by query),
+    ``g2g_relative_position_bias`` [g, g], and last the entry of pairs outside the pattern.
+
+    grid: its rows and columns, padding included. reach: 2f. chunk: f where chunks wrap around, else None.
     """
     (height, width), g = grid, n_global
     qy, qx, ky, kx = (rows - g) // width, (rows - g) % width, (cols - g) // width, (cols - g) % width

@@ -75,7 +75,7 @@ class Windows:
         return vision_longformer.pattern(self.grid, self.n_global, self.radius, self.mode, padding=self.padding)
 
     def bias_index(self, rows: torch.Tensor, cols: torch.Tensor) -> torch.Tensor:
-        """Slots of (query, key) pairs in a head's bias, as `masks.vision_longformer.bias_index` lays it out."""
+        """Slots of (query, key) pairs in a head's bias, as `masks.vision_longformer.bias_index_at` lays it out."""
         chunk = self.radius if self.mode == "cyclic" else None
         return vision_longformer.bias_index_at(
             torch.where, self.whole, self.n_global, 2 * self.radius, chunk, rows, cols

@@ -14,13 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.graph import from_distinct_rows
 from tilewright.masks import swin as pattern
 from tilewright.networks import _parameters, _precision, attention_sites, attentions, heads, map_operators, vit_parts
-from tilewright.networks.layers import swin as layers
 from tilewright.networks.path import Path, Stages, checked, parse
-
-__all__ = ["EXCHANGED", "Network", "Options", "adapt", "layers", "name"]
 
 EXCHANGED = attentions
 EPS = 1e-5
@@ -305,14 +301,9 @@ class Windows:
         return F.pad(x, (0, right, 0, below)) if below or right else x
 
     def _graph(self):
-        rows, number = pattern.partition(self.grid, self.window, self.shift)
-        lengths = torch.tensor([0, *map(len, rows)], dtype=torch.int64, device="cpu").cumsum(0).numpy()
-        keys = torch.cat([torch.from_numpy(row) for row in rows]).int().numpy()
         kind = "shifted" if self.shift else "plain"
         meta = {"family": "swin", "variant": kind, "grid": list(self.grid), "window": self.window}
-        return from_distinct_rows(
-            lengths, keys, number.astype("int32"), len(number), meta=meta, row_hint=number, col_hint=number
-        )
+        return pattern.pattern(self.grid, self.window, self.shift, meta)
 
     def _bias_index(self, rows, columns):
         # Pairs of other windows are asked for, too, and hidden: their index only has to be one.

@@ -278,7 +278,7 @@ class SparseAttention(RelativePosition):
         return self.proj(self.attend(q, k, v, *bias).transpose(1, 2).flatten(2))
 
     def _bias(self):
-        """The tables one after the other, [H, n], as `masks.vision_longformer.bias_index` says."""
+        """The tables one after the other, [H, n], as `masks.vision_longformer.bias_index_at` says."""
         table = self.local_relative_position_bias_table.transpose(-2, -1)
         parts = [table]
         if self.n_global:
