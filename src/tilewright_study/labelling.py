@@ -90,7 +90,9 @@ def sources_of(image, example):
         found = "both" if example else "neither"
         raise ConfigError(f"--image: expected a photograph, a file or a folder, or --example, found {found}")
     if example:
-        return {name: images.carried(photograph) for name, photograph in images.EXAMPLE.items()}
+        from tilewright_study.scenes import pictures
+
+        return {name: images.carried(photograph) for name, photograph in pictures.EXAMPLE.items()}
     if Path(image).is_dir():
         return {file.name: file for file in images.files_of(image)}
     return {Path(image).name: images.path(image)}

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
 from tilewright.masks import deit as pattern
-from tilewright.networks import attention_sites, deit
+from tilewright.networks import deit
 from tilewright.packed.pruners.threshold_l2 import SEED
+from tilewright_study.measure import clock as clocks
 
 create = partial(networks.create, "deit", variant="tiny", image_size=96, num_classes=10)
 BATCHINGS = ("padded", "padded_kept", "gathered", "ragged")
@@ -206,7 +207,7 @@ def test_a_batch_does_not_change_what_an_image_keeps():
 
 @torch.no_grad()
 def test_attention_is_on_the_clock():
-    with attention_sites.clocked() as clock:
+    with clocks.clocked() as clock:
         create()(images())
     assert clock.seconds > 0
 

@@ -14,8 +14,9 @@ from tilewright import networks
 from tilewright.attention import backends
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, Unavailable, UnknownNameError
 from tilewright.masks import dynamicvit as pattern
-from tilewright.networks import attention_sites, dynamicvit
+from tilewright.networks import dynamicvit
 from tilewright.packed import pack
+from tilewright_study.measure import clock as clocks
 
 create = partial(networks.create, "dynamicvit", num_classes=10)
 
@@ -266,7 +267,7 @@ def test_scores_are_single_precision_whatever_the_network_is():
 @torch.no_grad()
 def test_attention_is_on_the_clock():
     network = create(variant="deit-256", image_size=64, attention="dense")
-    with attention_sites.clocked() as clock:
+    with clocks.clocked() as clock:
         network(images(64))
     assert clock.seconds > 0
 

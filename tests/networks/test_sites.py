@@ -18,6 +18,7 @@ from tilewright.networks import Plans, attention_sites
 from tilewright.networks._sliding_chunks import Windows
 from tilewright.networks.attentions import dense, tilewright
 from tilewright.torch_attention import flex
+from tilewright_study.measure import clock as clocks
 
 HEADS, DIM = 2, 16
 WINDOWS = Windows(grid=(7, 7), n_global=1, radius=2, mode="chunk")
@@ -345,12 +346,12 @@ def test_an_unknown_attention_is_refused():
 
 def test_attention_inside_a_clock_is_timed(monkeypatch):
     ticks = iter(range(0, 1000, 3))
-    monkeypatch.setattr(attention_sites.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: next(ticks))
     attend, (q, k, v) = site("native").layer(), tensors()
-    with attention_sites.clocked() as outer:
+    with clocks.clocked() as outer:
         attend(q, k, v)
         attention_sites.full(q, k, v)
-        with attention_sites.clocked() as inner:
+        with clocks.clocked() as inner:
             attend(q, k, v)
         attention_sites.full(q, k, v)
     attend(q, k, v)
@@ -359,7 +360,7 @@ def test_attention_inside_a_clock_is_timed(monkeypatch):
 
 def test_attention_on_a_gpu_is_timed_between_events(monkeypatch):
     """What tells a GPU's time is told by its events, not by when the host got there."""
-    clock = attention_sites.Clock()
+    clock = clocks.Clock()
     for us in (1000, 500):
         clock.spans.append((SimpleNamespace(elapsed_time=lambda end: end), us / 1e3))
     assert clock.seconds == 1.5e-3
@@ -372,7 +373,7 @@ def test_every_attention_gives_the_oracles_result_on_a_gpu(attention):
     bias = drawn_bias()
     q, k, v = (at.enter(x.transpose(1, 2).flatten(2)) for x in tensors())
     q, k, v = (x.unflatten(2, (HEADS, DIM)).transpose(1, 2).to(there) for x in (q, k, v))
-    with attention_sites.clocked() as clock:
+    with clocks.clocked() as clock:
         out = at.layer()(q, k, v, bias.to(there)).transpose(1, 2).flatten(2)
         torch.cuda.synchronize()
     out = at.leave(out).unflatten(2, (HEADS, DIM)).transpose(1, 2).cpu()

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
 from tilewright.masks import wan as pattern
-from tilewright.networks import attention_sites, wan
+from tilewright.networks import wan
 from tilewright.slices import orders
+from tilewright_study.measure import clock as clocks
 
 NAME = "wan-tiny-480p-9f"
 SMALL = {"height": 48, "width": 80}
@@ -426,7 +427,7 @@ def test_wrong_tensors_are_refused(network, change, message):
 
 @torch.no_grad()
 def test_attention_is_timed_apart(network):
-    with attention_sites.clocked() as clock:
+    with clocks.clocked() as clock:
         network(*inputs())
     assert clock.seconds > 0
 

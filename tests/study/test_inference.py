@@ -19,6 +19,7 @@ from tilewright.paths.runner import Runner, facts
 from tilewright.paths.table import Entry, write
 from tilewright_study import inference, labelling
 from tilewright_study.figures import _photograph
+from tilewright_study.scenes import pictures
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "workflow/scripts/infer.py"
@@ -397,7 +398,7 @@ def test_a_budget_is_met_by_a_path_of_a_table(weights, tmp_path, capsys):
 def test_the_example_has_ten_photographs_that_are_there():
     found = labelling.sources_of(None, True)
     assert len(found) == 10 and all(file.is_file() for file in found.values())
-    for name, photograph in images.EXAMPLE.items():
+    for name, photograph in pictures.EXAMPLE.items():
         assert Image.open(found[name]).size == photograph.size and photograph.licence and photograph.credit
 
 

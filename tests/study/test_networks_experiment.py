@@ -25,6 +25,7 @@ from tilewright.torch_attention import flex
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.experiments.networks import Row
 from tilewright_study.experiments.networks import run as bench
+from tilewright_study.measure import clock as clocks
 from tilewright_study.measure.effort import Effort
 from tilewright_study.tables import _read
 
@@ -372,9 +373,9 @@ def test_the_share_of_attention_is_that_of_the_timed_calls(monkeypatch):
 
     @contextlib.contextmanager
     def clocked():
-        yield attention_sites.Clock(next(calls))
+        yield clocks.Clock(next(calls))
 
-    monkeypatch.setattr(attention_sites, "clocked", clocked)
+    monkeypatch.setattr(clocks, "clocked", clocked)
     (row,) = run(SMALL, {"native": [1]}, Effort(rse=1.0, min_repetitions=5, max_seconds=5))
     assert row["attention_us"] == 1e6
 

@@ -185,7 +185,7 @@ def test_captured_heads_are_those_that_the_network_attends_by(trained):
     seen = {}
     drawn = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
     point = 0.75 * clean + 0.25 * drawn
-    with torch.no_grad(), network.observed(point, lambda layer, q, k, v, out: seen.setdefault(layer, out)):
+    with torch.no_grad(), captured.observed(network, point, lambda layer, q, k, v, out: seen.setdefault(layer, out)):
         network(point, 250.0)
     for layer in range(2):
         out = F.scaled_dot_product_attention(found.q[:, [layer]], found.k[:, [layer]], found.v[:, [layer]])

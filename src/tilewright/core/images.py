@@ -41,13 +41,6 @@ PHOTOGRAPHS = {
 
 # Endings of images in a folder.
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-# Ten files to try a network on, of all sizes and modes.
-EXAMPLE = PHOTOGRAPHS | {
-    "camera": Photograph("camera.png", (512, 512), "CC0", "Lav Varshney"),
-    "clock_motion": Photograph("clock_motion.png", (400, 300), "public domain", "Stefan van der Walt"),
-    "coins": Photograph("coins.png", (384, 303), "no known copyright restrictions", "Brooklyn Museum"),
-    "ihc": Photograph("ihc.png", (512, 512), "no known copyright restrictions", "CMMI"),
-}
 
 
 def path(name_or_path: Path | str) -> Path:

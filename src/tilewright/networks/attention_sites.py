@@ -1,10 +1,8 @@
 """Where a network attends: one pattern, shared by the layers of a stage, and the attention that was chosen for it."""
 
-import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -22,53 +20,15 @@ from tilewright.graph import Graph
 from tilewright.networks import attentions
 from tilewright.networks.plans import Plans
 
-_CLOCK: ContextVar[Any] = ContextVar("clock", default=None)
-
-
-@dataclass
-class Clock:
-    """Time that was spent in attention (without its projections).
-
-    elapsed: seconds of the host's clock. spans: pairs of CUDA events, on a GPU, where a call returns before it is done.
-    """
-
-    elapsed: float = 0.0
-    spans: list = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        """All of it; what runs on a GPU must have been waited for."""
-        return self.elapsed + sum(begin.elapsed_time(end) for begin, end in self.spans) / 1e3
-
-
-@contextmanager
-def clocked() -> Iterator[Any]:
-    """Time all attention of the networks that run inside: ``with clocked() as clock: …; clock.seconds``."""
-    clock = Clock()
-    token = _CLOCK.set(clock)
-    try:
-        yield clock
-    finally:
-        _CLOCK.reset(token)
+# ``watch(run, arguments)`` in place of each attention that is called, or None: by it the study takes their time.
+WATCH: ContextVar[Any] = ContextVar("watch", default=None)
 
 
 def timed(run: Callable, *arguments: Any) -> Any:
-    """``run(*arguments)``, its time given to the clock that runs, if one does; tensors tell whose time it is."""
-    # A compiled network has no clocks: looking for one would cut it in two at each attention.
-    clock = None if torch.compiler.is_compiling() else _CLOCK.get()
-    if clock is None:
-        return run(*arguments)
-    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in arguments):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        out = run(*arguments)
-        end.record()
-        clock.spans.append((begin, end))
-        return out
-    start = time.perf_counter()
-    out = run(*arguments)
-    clock.elapsed += time.perf_counter() - start
-    return out
+    """``run(*arguments)``, through `WATCH` where somebody does."""
+    # A compiled network is not watched: looking for that would cut it in two at each attention.
+    watch = None if torch.compiler.is_compiling() else WATCH.get()
+    return run(*arguments) if watch is None else watch(run, arguments)
 
 
 def without_backward(call: Callable, *tensors: torch.Tensor) -> torch.Tensor:

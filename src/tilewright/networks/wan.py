@@ -4,11 +4,9 @@ Sizes, names and source: `tilewright.masks.wan`. Parameters have the official na
 to each other can be exchanged (`tilewright.networks.video_attentions`), and the order in which they stand.
 """
 
-import contextlib
 import copy
 import math
 import re
-from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -274,19 +272,6 @@ class _Layer:
         return attention_sites.timed(self.attention, q, k, v, None)
 
 
-class _Observed:
-    """A `_Layer` whose inputs and results are shown to ``seen(layer, q, k, v, out)``."""
-
-    def __init__(self, layer, seen):
-        self.own, self.seen, self.attention = layer, seen, layer.attention
-
-    def __call__(self, q, k, v):
-        """Attend."""
-        out = self.own(q, k, v)
-        self.seen(self.own.layer, q, k, v, out)
-        return out
-
-
 @_internals.uncompiled
 def _told(layer, q, k, v):
     return attention_sites.timed(layer.attention, q, k, v, Call(layer.layer, **layer.now))
@@ -402,18 +387,6 @@ class Network(nn.Module):
             with torch.inference_mode(False):
                 self._clips[grid, device] = self._made(grid, device)
         return self._clips[grid, device]
-
-    @contextlib.contextmanager
-    def observed(self, latents: torch.Tensor, seen: Callable) -> Iterator[None]:
-        """Call ``seen(layer, q, k, v, out)`` after each attention [B, H, N, D] of clips like `latents`, in the order in
-        which tokens stand. For layers that are not compiled."""
-        layers = self.clip(pattern.grid(latents.shape), latents.device).layers
-        own = list(layers)
-        layers[:] = [_Observed(layer, seen) for layer in own]
-        try:
-            yield
-        finally:
-            layers[:] = own
 
     def _made(self, grid, device):
         size = self.options.published

@@ -4,7 +4,8 @@ For a network that was trained here the clip is one that it has not seen (`tilew
 no clip can be made without their autoencoder: they remove noise themselves, down to the level that is asked for.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,32 @@ def photographs(grid: Sequence[int], *, seed: int = 0, device: str | torch.devic
     return clips.latents([seed], frames, height, width, split="test", device=device)
 
 
+class _Observed:
+    """The attention of a layer whose inputs and results are shown to ``seen(layer, q, k, v, out)``."""
+
+    def __init__(self, layer, seen):
+        self.own, self.seen, self.attention = layer, seen, layer.attention
+
+    def __call__(self, q, k, v):
+        """Attend."""
+        out = self.own(q, k, v)
+        self.seen(self.own.layer, q, k, v, out)
+        return out
+
+
+@contextlib.contextmanager
+def observed(network, latents: Tensor, seen: Callable) -> Iterator[None]:
+    """Call ``seen(layer, q, k, v, out)`` after each attention [B, H, N, D] of clips like `latents`, in the order in
+    which tokens stand. For layers that are not compiled."""
+    layers = network.clip(pattern.grid(latents.shape), latents.device).layers
+    own = list(layers)
+    layers[:] = [_Observed(layer, seen) for layer in own]
+    try:
+        yield
+    finally:
+        layers[:] = own
+
+
 @torch.no_grad()
 def tokens(network, grid: Sequence[int], noise: float, layers: Sequence[int], *, clean=None, seed: int = 0) -> Captured:
     """Queries, keys and values of all heads of `layers`, of a clip with a `grid` of tokens at a level of `noise`.
@@ -70,7 +97,7 @@ def tokens(network, grid: Sequence[int], noise: float, layers: Sequence[int], *,
             point = rectified_flow.euler(velocity, drawn, levels)
         else:
             point, _ = rectified_flow.noised(clean.to(device), drawn, torch.full((1,), noise, device=device))
-        with dense.observed(point, seen):
+        with observed(dense, point, seen):
             dense(point, rectified_flow.SCALE * noise)
     q, k, v = (torch.cat([found[layer][at] for layer in layers], 1).float() for at in range(3))
     each = q.shape[1] // len(layers)

@@ -7,7 +7,7 @@ from PIL import Image
 
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
-from tilewright.core.images import Photograph, carried, cut, opened
+from tilewright.core.images import PHOTOGRAPHS, Photograph, carried, cut, opened
 
 # Gray ones, three surfaces and a man with a camera: no patterns are made of them, and no network is trained on them.
 GRAY = {
@@ -15,6 +15,13 @@ GRAY = {
     "camera": Photograph("camera.png", (512, 512), "CC0", "Lav Varshney"),
     "grass": Photograph("grass.png", (512, 512), "CC0", "linolafett, DeviantArt"),
     "gravel": Photograph("gravel.png", (512, 512), "CC0", "CC0Textures"),
+}
+# Ten files to try a network on, of all sizes and modes.
+EXAMPLE = PHOTOGRAPHS | {
+    "camera": GRAY["camera"],
+    "clock_motion": Photograph("clock_motion.png", (400, 300), "public domain", "Stefan van der Walt"),
+    "coins": Photograph("coins.png", (384, 303), "no known copyright restrictions", "Brooklyn Museum"),
+    "ihc": Photograph("ihc.png", (512, 512), "no known copyright restrictions", "CMMI"),
 }
 # Modes of Pillow whose conversion to RGB keeps what is seen.
 EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV")

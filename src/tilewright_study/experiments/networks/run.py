@@ -24,6 +24,7 @@ from tilewright.networks import attention_sites, attentions, batching
 from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.experiments.networks import columns, side
+from tilewright_study.measure import clock as clocks
 from tilewright_study.measure.checks import checked, refusal, settled
 from tilewright_study.measure.rows import machine, now
 
@@ -326,7 +327,7 @@ def _checked(network, inputs, oracle, row, compiled, alone=False):
     expected, run = oracle.logits[: len(inputs)], _Run(row, compiled=compiled)
 
     def call():
-        with attention_sites.clocked() as clock:
+        with clocks.clocked() as clock:
             logits = run.forward(inputs)
             timing.wait(inputs)
         run.attention_s.append(clock.seconds)

@@ -18,7 +18,7 @@ from tilewright_study.experiments.video import CHOOSING, check_attention
 from tilewright_study.measure import weights as _weights
 from tilewright_study.measure.checks import judging, refusal, refuted, same_lists
 from tilewright_study.measure.rows import machine, now
-from tilewright_study.scenes import clips
+from tilewright_study.scenes import captured, clips
 
 # The share of noise in the clip of a pass.
 NOISE = 0.5
@@ -170,7 +170,7 @@ def _check(made, inputs, dense, tolerance, seed):
         heads = {0, q.shape[1] // 2, q.shape[1] - 1} if layer in (0, row["layers"] - 1) else {layer % q.shape[1]}
         errors.append(_error(made, clip, sorted(heads), q, k, v, out, lists, seed))
 
-    with network.observed(inputs[0], seen):
+    with captured.observed(network, inputs[0], seen):
         found = network(*inputs)
     row["token_order"] = network.order or ("raster" if clip.order is None else "plan")
     made.velocity, made.tolerance = found, tolerance
