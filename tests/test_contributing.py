@@ -120,7 +120,7 @@ FAMILIES = [path for path in CONTRACTS if path.split("/")[1] not in ("devices", 
 NOT_MEMBERS = {
     "masks": {"deit", "segformer", "wan"},
     "networks": {
-        *("wan", "path", "layers", "backends", "plans", "attention_sites", "map_operators"),
+        *("wan", "path", "backends", "plans", "attention_sites", "map_operators"),
         *("folding", "heads", "rectified_flow", "token_layouts", "vit_parts"),
     },
 }

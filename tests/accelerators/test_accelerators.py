@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError, Unavailable
 from tilewright.masks import segformer as sizes
-from tilewright.networks import layers
 from tilewright.networks.path import DECODERS, Path
 from tilewright_study import accelerators
 from tilewright_study.accelerators import Shape, _worker, hardware, workloads
 from tilewright_study.accelerators.hardware import Hardware
+from tilewright_study.planning import layers
 
 ONE = Hardware(16, 8, 4, 32, 16, 16)
 WIDTHS = st.sampled_from([1, 8, 16, 48, 64])

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.masks import swin as swin_sizes
-from tilewright.networks import from_checkpoint, layers
+from tilewright.networks import from_checkpoint
 from tilewright.paths import FrameRunner
 from tilewright.paths.runner import facts
 from tilewright.paths.table import Entry, Table
+from tilewright_study.planning import layers
 
 EXACT = {"atol": 1e-5, "rtol": 0}
 SIZE = (40, 70)

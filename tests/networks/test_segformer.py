@@ -19,8 +19,9 @@ from helpers.cases import rest_slow
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, Unavailable
 from tilewright.masks import segformer as pattern
-from tilewright.networks import layers, segformer
+from tilewright.networks import segformer
 from tilewright.networks.path import DECODERS, Path, parse
+from tilewright_study.planning import layers
 
 create = partial(networks.create, "segformer", variant="b0", image_size=(40, 60), num_classes=5)
 # Logits of the networks drawn here are of about 1, and float32 rounds them some dozen times.
@@ -321,7 +322,7 @@ def test_multiplications_of_a_path_are_those_that_torch_counts(text, size, kept,
     # Attention as two products, which the counter knows.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         network(batch, path, folded)
-    assert 2 * layers.macs(segformer.layers(options, path)) == counter.get_total_flops()
+    assert 2 * layers.macs(layers.segformer(options, path)) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(
@@ -330,7 +331,7 @@ def test_multiplications_of_a_path_are_those_that_torch_counts(text, size, kept,
 def test_multiplications_at_512_pixels_are_as_counted_elsewhere(variant, published, folded):
     options = segformer.Options(variant, image_size=512)
     paths_ = (Path(Path.full(options).blocks, decoder=decoder) for decoder in ("published", "folded"))
-    assert [round(layers.macs(segformer.layers(options, path)) / 1e9, 1) for path in paths_] == [published, folded]
+    assert [round(layers.macs(layers.segformer(options, path)) / 1e9, 1) for path in paths_] == [published, folded]
 
 
 # Compiled, and in 16 bits

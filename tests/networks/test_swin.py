@@ -17,8 +17,9 @@ from helpers import gradients
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.masks import swin as pattern
-from tilewright.networks import layers, swin
+from tilewright.networks import swin
 from tilewright.networks.path import Path, parse
+from tilewright_study.planning import layers
 
 EXACT = {"atol": 1e-5, "rtol": 0}
 create = partial(networks.create, "swin", variant="tiny", image_size=(40, 100), num_classes=5, attention="native")
@@ -220,14 +221,14 @@ def test_multiplications_of_a_path_are_those_that_torch_counts(size, blocks, kep
         batch = torch.empty(1, 3, *size)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         network(batch, path)
-    assert 2 * layers.macs(swin.layers(options, path)) == counter.get_total_flops()
+    assert 2 * layers.macs(layers.swin(options, path)) == counter.get_total_flops()
 
 
 def test_the_decoders_share_is_as_counted_elsewhere(monkeypatch):
     monkeypatch.setitem(pattern.VARIANTS, "tiny", pattern.Size(96, (2, 2, 6, 2), 3))
     monkeypatch.setattr(pattern, "CHANNELS", 512)
     options = swin.Options("tiny", image_size=512)
-    found = swin.layers(options, Path.full(options))
+    found = layers.swin(options, Path.full(options))
     (fused,) = (layer.macs for layer in found if layer.name == "decode_head.fpn_bottleneck.conv")
     assert round(layers.macs(found) / 1e9) in (236, 237)
     assert round(100 * fused / layers.macs(found)) == 65

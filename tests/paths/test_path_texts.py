@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.core.errors import ConfigError
-from tilewright.networks.path import DECODERS, SCALES, Path, parse
+from tilewright.networks.path import DECODERS, Path, parse
 
 KNOBS = ("levels", "scale", "decoder", "fuse", "width")
 
@@ -25,7 +25,7 @@ def drawn(draw):
     decoder = draw(st.sampled_from(DECODERS))
     kept = st.none() | st.integers(1, 48).map(lambda n: 16 * n)
     fuse, width = (draw(kept) if decoder == "published" else None for _ in range(2))
-    scale = draw(st.sampled_from([*SCALES, 0.9, 0.625, 1 / 3]))
+    scale = draw(st.sampled_from([1.0, 0.75, 0.5, 0.9, 0.625, 1 / 3]))
     return options(depths, draw(st.sampled_from(DECODERS))), Path(blocks, levels, scale, decoder, fuse, width)
 
 

@@ -7,12 +7,12 @@ from test_figures import ROOT, configured
 from helpers import synthetic
 from helpers.rows import whole
 from tilewright.core.errors import ConfigError, Unavailable
-from tilewright.networks import layers
 from tilewright_study import accelerators, experiments
 from tilewright_study.accelerators import workloads
 from tilewright_study.experiments import accelerator
 from tilewright_study.experiments.accelerator import table_accelerator as costs_table
 from tilewright_study.measure.effort import Run
+from tilewright_study.planning import layers
 from tilewright_study.tables import _select, claims
 
 NAME = "segformer-b0-64"

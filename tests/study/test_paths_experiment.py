@@ -13,7 +13,7 @@ from helpers.cases import rest_slow
 from helpers.checkout import ALL, ROOT, merged
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.networks import layers, segformer
+from tilewright.networks import segformer
 from tilewright.networks.path import Path
 from tilewright.paths import table as look_up
 from tilewright_study import config, experiments, figures
@@ -23,7 +23,7 @@ from tilewright_study.experiments.paths import table_path_layers, table_paths
 from tilewright_study.experiments.stream import run as _stream
 from tilewright_study.experiments.stream import table_stream
 from tilewright_study.measure import effort
-from tilewright_study.planning import block_sets, latency
+from tilewright_study.planning import block_sets, latency, layers
 from tilewright_study.stages import path_pictures, plan_paths
 from tilewright_study.tables import claims
 

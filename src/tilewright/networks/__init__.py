@@ -13,7 +13,6 @@ Contract of a member module (a family of networks, named as its family of graphs
     ``name(options) -> str``: the network's name in files and figures, e.g. ``vil-tiny-224``.
     ``timm_name(options) -> str``: for families whose official weights timm or the hub holds, under which name.
     ``recognised(state) -> dict | None``: for networks of maps, what of ``Options`` a checkpoint's tensors state.
-    ``layers(options, path) -> list``: for networks of maps, what a path computes (`layers`).
     ``stated(options) -> dict``: for families whose parts have settings, such as pruners: what a user states, as fields
         of ``Options``.
     ``Options.needs``: for families that may need more than random weights, what of a checkpoint, or None.

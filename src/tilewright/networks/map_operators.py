@@ -61,7 +61,7 @@ class Options(vit_parts.Sizes, frozen=True, forbid_unknown_fields=True):
 
     @property
     def knobs(self) -> tuple[str, ...]:
-        """Keys that paths take, see `path.Options`."""
+        """Keys that paths take, see `path.Path`."""
         return self.KINDS[self.head].knobs
 
     @property

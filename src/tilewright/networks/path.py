@@ -1,52 +1,26 @@
 """Execution paths of one network: which parts of it an image runs through, with the weights as they are.
 
-A network that takes paths has ``forward(images, path, stages=None)``, see `Stages`, and ``Options`` with ``pixels``
-(height and width of images), ``depths`` (blocks of each stage), ``channels`` (of the decoder), ``decoder`` (the one of
-its full path) and ``knobs`` (which fields of `Path` beside ``blocks`` it knows). What its path computes, layer by
-layer: `networks.layers`.
+A network that takes paths has ``forward(images, path, stages=None)``, see `Stages`, and `map_operators.Options`.
 """
 
 import itertools
 import numbers
 import re
-from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tilewright.core import arguments
 from tilewright.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from tilewright.networks.map_operators import Options
+
 LEVELS = "1234"
 DECODERS = ("folded", "published")
 # Channels come in multiples of this. ASSUME: what tensor cores and vectors like; the paper names no number.
 CHANNELS = 16
-# Sides of the input, as shares: those that are enumerated. A path may have any other from 0 to 1.
-SCALES = (1.0, 0.75, 0.5)
 _KNOBS = {"levels": str, "scale": float, "decoder": str, "fuse": int, "width": int}
-
-
-class Options(Protocol):
-    """What a network that takes paths says of itself, see the module; ``least``: fewest pixels of a side."""
-
-    @property
-    def variant(self) -> str: ...  # noqa: D102
-    @property
-    def num_classes(self) -> int: ...  # noqa: D102
-    @property
-    def pixels(self) -> tuple[int, int]: ...  # noqa: D102
-    @property
-    def depths(self) -> tuple[int, ...]: ...  # noqa: D102
-    @property
-    def head(self) -> str: ...  # noqa: D102
-    @property
-    def channels(self) -> int: ...  # noqa: D102
-    @property
-    def decoder(self) -> str: ...  # noqa: D102
-    @property
-    def knobs(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def least(self) -> int: ...  # noqa: D102
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,7 +63,7 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"path: expected {knob} of a multiple of {CHANNELS} channels, found {found}")
 
     @classmethod
-    def full(cls, options: Options) -> "Path":
+    def full(cls, options: "Options") -> "Path":
         """The path of a network that leaves nothing out."""
         return cls(tuple("1" * depth for depth in options.depths), decoder=options.decoder)
 
@@ -107,7 +81,7 @@ class Stages:
     """What stages gave for one batch of images, by the path that ran last: `forward(images, path, stages=stages)` of
     the next one takes what it begins with from here.
 
-    One network and one batch; in the order of `shared` paths run hardly more than the stages that differ.
+    One network and one batch; in the order of scale and blocks paths run hardly more than the stages that differ.
     """
 
     def __init__(self):
@@ -125,12 +99,7 @@ class Stages:
         self._path, self._given = path, given
 
 
-def shared(found: Iterable[Path]) -> list:
-    """Paths in an order in which those that begin with the same stages follow each other."""
-    return sorted(found, key=lambda path: (path.scale, path.blocks))
-
-
-def parse(text: str, options: Options) -> Path:
+def parse(text: str, options: "Options") -> Path:
     """The `Path` of a network that `text` states, such as ``3.1011.110111.110 levels=1234 scale=0.75``.
 
     As many 0s and 1s as a stage has blocks say which are kept, any other number how many, from the front. What is not
@@ -154,7 +123,7 @@ def parse(text: str, options: Options) -> Path:
     return checked(Path(blocks, **{"decoder": options.decoder, **fields}), options)
 
 
-def checked(path: Path, options: Options) -> Path:
+def checked(path: Path, options: "Options") -> Path:
     """`path`, where the network of `options` has it; raises `ConfigError` otherwise."""
     if not isinstance(path, Path):
         raise ConfigError(f"path: expected a Path or its text, found {arguments.shown(path)}")

@@ -21,10 +21,7 @@ from torch import nn
 from tilewright.core.errors import Unavailable
 from tilewright.masks import segformer as pattern
 from tilewright.networks import _parameters, _precision, attentions, heads, map_operators, vit_parts
-from tilewright.networks.layers import segformer as layers
 from tilewright.networks.path import LEVELS, Path, Stages, checked, parse, scaled
-
-__all__ = ["EXCHANGED", "Network", "Options", "adapt", "layers", "name", "timm_name"]
 
 EXCHANGED = attentions
 # Its attention where none is stated.

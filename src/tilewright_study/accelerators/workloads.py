@@ -8,9 +8,9 @@ from collections import Counter
 
 from tilewright.core.errors import ConfigError
 from tilewright.masks import segformer as sizes
-from tilewright.networks import layers
 from tilewright.networks.path import parse, scaled
 from tilewright_study.accelerators import Shape
+from tilewright_study.planning import layers
 
 # Which part of a network a layer is of, by its name, and what is neither.
 PARTS = {"decoder": r"decode_head\.", "depthwise": r".*\.dwconv\.dwconv$", "attention": r".*\.attn\.(scores|values)$"}
@@ -18,7 +18,7 @@ REST = "rest"
 
 
 def shapes(found, hardware):
-    """``{part: Counter of Shape}`` of `found`, `networks.layers.Layer` each, on `hardware`.
+    """``{part: Counter of Shape}`` of `found`, `planning.layers.Layer` each, on `hardware`.
 
     Channels and pixels are rounded up to what the array takes at once: what is left of it idles, and is paid for.
     ASSUME: products of convolutions read their input as rows, so that pixels under several kernels are read as often.

@@ -6,19 +6,22 @@ out is its skips, a boolean for each block that may be skipped, in the order of 
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.networks.path import Options, Path, checked
+from tilewright.networks.path import Path, checked
+
+if TYPE_CHECKING:
+    from tilewright.networks.map_operators import Options
 
 # Sets of blocks beyond these are not listed: 2 ** 20.
 MOST_BLOCKS = 20
 
 
-def bases(options: Options, knobs: dict[str, Sequence]) -> list[Path]:
+def bases(options: "Options", knobs: dict[str, Sequence]) -> list[Path]:
     """The bases that lists of values make, of `knobs` such as ``{"levels": ["1234", "123"], "scale": [1.0, 0.75]}``.
 
     The full path comes first where the lists begin with its values. Raises `ConfigError` for what the network lacks.
@@ -31,7 +34,7 @@ def bases(options: Options, knobs: dict[str, Sequence]) -> list[Path]:
     return [base_of(checked_path(full, dict(zip(knobs, values, strict=True)), options)) for values in made]
 
 
-def checked_path(path: Path, fields: dict, options: Options) -> Path:
+def checked_path(path: Path, fields: dict, options: "Options") -> Path:
     """`path` with other `fields`, where the network has it."""
     return checked(msgspec.structs.replace(path, **fields), options)
 

@@ -145,7 +145,7 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
     own = [f"tilewright_study.accelerators.{name}" for name in ("workloads", "_worker")]
-    return [*own, f"tilewright.masks.{FAMILY}", "tilewright.networks.layers"]
+    return [*own, f"tilewright.masks.{FAMILY}", "tilewright_study.planning.layers"]
 
 
 def run(case, settings, how):

@@ -9,7 +9,7 @@ import torch
 
 from tilewright.core import timing
 from tilewright.core.errors import PatternError
-from tilewright.networks.path import Path, Stages, shared
+from tilewright.networks.path import Path, Stages
 from tilewright.paths.calls import Calls
 from tilewright_study.training import evaluation, statistics
 
@@ -52,7 +52,7 @@ class Scenes:
         images, labels = self.kept[split]
         weight, classes = next(network.parameters()), len(self.source.classes)
         batch = at_once(images.shape[2:], weight.is_cuda)
-        wanted = shared(dict.fromkeys(wanted))
+        wanted = sorted(dict.fromkeys(wanted), key=lambda path: (path.scale, path.blocks))
         found: dict[Path, list] = {path: [] for path in wanted}
         for lo in range(0, len(images), batch):
             part, stages = images[lo : lo + batch].to(weight.dtype), Stages()

@@ -9,12 +9,12 @@ import torch
 
 from tilewright import devices, networks
 from tilewright.core import weight_files
-from tilewright.networks import layers as counted
 from tilewright.paths import calls, table
 from tilewright_study import scenes
 from tilewright_study.experiments.paths import budgets_for, measure, texts
 from tilewright_study.measure.rows import machine, now
 from tilewright_study.planning import accuracy, block_sets, latency, program, search, surrogate
+from tilewright_study.planning import layers as counted
 
 # Why a path is measured, the first that holds.
 PARTS = ("base", "single", "drawn", "seen", "earlier", "proposed", "every", "alone")

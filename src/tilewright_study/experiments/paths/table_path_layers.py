@@ -8,10 +8,10 @@ round.
 from types import SimpleNamespace
 
 from tilewright import networks
-from tilewright.networks import layers as counted
 from tilewright.networks.path import Path
 from tilewright_study import scenes
 from tilewright_study.experiments.paths import table_paths as of_paths
+from tilewright_study.planning import layers as counted
 from tilewright_study.tables import _select
 
 # Where its scenes are, whose classes are counted.

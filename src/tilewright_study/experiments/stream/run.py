@@ -10,7 +10,6 @@ import torch
 from tilewright import devices, networks
 from tilewright.core import timing, weight_files
 from tilewright.core.errors import ArtifactError
-from tilewright.networks import layers
 from tilewright.networks.path import Path
 from tilewright.paths import lateness, table
 from tilewright.paths.calls import Calls
@@ -19,6 +18,7 @@ from tilewright_study import scenes
 from tilewright_study.experiments.paths import measure
 from tilewright_study.experiments.stream import check_static, of_static, pixels, traces
 from tilewright_study.measure.rows import machine, now
+from tilewright_study.planning import layers
 from tilewright_study.training import evaluation
 
 # Controllers of the contenders that see how late frames are.

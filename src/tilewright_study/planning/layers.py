@@ -5,11 +5,14 @@ the published one's weights are made once, and are left out, too.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tilewright.masks import segformer as segformer_sizes
 from tilewright.masks import swin as swin_sizes
-from tilewright.networks.path import Options, Path, scaled
+from tilewright.networks.path import Path, scaled
+
+if TYPE_CHECKING:
+    from tilewright.networks.map_operators import Options
 
 
 class Layer(NamedTuple):
@@ -37,7 +40,7 @@ def macs(layers: Iterable[Layer]) -> int:
     return sum(layer.macs for layer in layers)
 
 
-def segformer(options: Options, path: Path) -> list:
+def segformer(options: "Options", path: Path) -> list:
     """The layers of a path of a SegFormer, in the order in which they run."""
     size, sizes = segformer_sizes.VARIANTS[options.variant], segformer_sizes
     grids = sizes.grids(scaled(options.pixels, path.scale))
@@ -75,7 +78,7 @@ def segformer(options: Options, path: Path) -> list:
     return [*found, Layer("decode_head.linear_pred", "conv", first, outputs, options.num_classes)]
 
 
-def swin(options: Options, path: Path) -> list:
+def swin(options: "Options", path: Path) -> list:
     """The layers of a path of a Swin with UPerNet. Attention is that of whole windows, padding included."""
     size, sizes, window = swin_sizes.VARIANTS[options.variant], swin_sizes, getattr(options, "window", 0)
     grids = sizes.grids(options.pixels)
