@@ -10,7 +10,7 @@ import math
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -303,7 +303,7 @@ class Slices:
     @contextmanager
     def replacing(self) -> "Iterator[Slices]":
         """Context in which this takes the place of torch's function, wherever it is called from."""
-        with _Replacing(self):
+        with Replacing(self):
             yield self
 
     def attach(self, module: Any) -> Any:
@@ -314,7 +314,7 @@ class Slices:
         return _Handle(before, after)
 
     def _enter(self, *_):
-        mode = _Replacing(self)
+        mode = Replacing(self)
         mode.__enter__()
         self._entered.setdefault(threading.get_ident(), []).append(mode)
 
@@ -335,14 +335,16 @@ class _Handle:
             hook.remove()
 
 
-class _Replacing(TorchFunctionMode):
-    """Where torch's function is called, `attention` is."""
+class Replacing(TorchFunctionMode):
+    """Context in which `attention` is called where torch's function is."""
 
-    def __init__(self, attention):
+    def __init__(self, attention: Callable):
+        """attention: with the signature of `scaled_dot_product_attention`."""
         super().__init__()
         self._attention = attention
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """See torch."""
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

@@ -8,16 +8,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from tilewright import slices
 from tilewright.core.errors import PatternError
+from tilewright.integrations.sdpa import Replacing
 from tilewright.slices import budgets
 from tilewright.slices.attention import dense
 from tilewright.slices.budgets.measured import losses, times
@@ -78,20 +79,16 @@ def check_keep(keep: float, shares: Sequence[float]) -> None:
         raise PatternError(f"keep: expected a share from {shares[0]} to {shares[-1]}, found {keep}")
 
 
-class _Exchanged(TorchFunctionMode):
-    """Where self-attention calls torch's function, a stand-in is called. Its layer is the number of calls before it."""
+def _exchanged(attend):
+    """Context in which ``attend(layer, q, k, v)`` is called where self-attention calls torch's function."""
+    layers = count()
 
-    def __init__(self, attend):
-        super().__init__()
-        self._attend, self._layer = attend, 0
+    def call(query, key, value, *others, **named):
+        if _of_video(query, key, value, *others, **named):
+            return attend(next(layers), query, key, value)
+        return F.scaled_dot_product_attention(query, key, value, *others, **named)
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and _of_video(*args, **kwargs):
-            self._layer += 1
-            q, k, v = (*args, *(kwargs[name] for name in ("query", "key", "value") if name in kwargs))[:3]
-            return self._attend(self._layer - 1, q, k, v)
-        return func(*args, **kwargs)
+    return Replacing(call)
 
 
 def _of_video(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
@@ -119,7 +116,7 @@ def passes(model: nn.Module, run: Callable[[], Any], steps: int, begins: Sequenc
     branches = len(calls) // steps
 
     def repeat(args, kwargs, attend):
-        with torch.no_grad(), _Exchanged(attend):
+        with torch.no_grad(), _exchanged(attend):
             found = model(*args, **kwargs)
         # Models of diffusers return it with what else they have.
         return found if isinstance(found, Tensor) else found[0]

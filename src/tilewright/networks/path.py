@@ -146,6 +146,19 @@ def checked(path: Path, options: "Options") -> Path:
     return path
 
 
+class Routed:
+    """A network that takes paths, by its options; ``_full`` is the path that leaves nothing out."""
+
+    options: "Options"
+    _full: Path
+
+    def path(self, path: Path | str | None = None) -> Path:
+        """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""
+        if path is None:
+            return self._full
+        return parse(path, self.options) if isinstance(path, str) else checked(path, self.options)
+
+
 def scaled(pixels: tuple[int, int], scale: float) -> tuple:
     """Height and width of images of ``(height, width)`` pixels at a scale."""
     return tuple(int(side * scale + 0.5) for side in pixels)

@@ -21,7 +21,7 @@ from torch import nn
 from tilewright.core.errors import Unavailable
 from tilewright.masks import segformer as pattern
 from tilewright.networks import _parameters, _precision, attentions, heads, map_operators, vit_parts
-from tilewright.networks.path import LEVELS, Path, Stages, checked, parse, scaled
+from tilewright.networks.path import LEVELS, Path, Routed, Stages, scaled
 
 EXCHANGED = attentions
 # Its attention where none is stated.
@@ -32,49 +32,41 @@ DROPOUT = 0.1
 
 _LOG = logging.getLogger(__name__)
 
-# Names of the Hugging Face form, as patterns, in files and, behind them, in memory since transformers 5, then those of
-# mmsegmentation 1.x, and what they are called here; stages count from 0 there.
-_STAGE = {
-    r"^(?:segformer\.)?encoder\.patch_embeddings\.(\d)\.": "backbone.patch_embed{}.",
-    r"^(?:segformer\.)?encoder\.layer_norm\.(\d)\.": "backbone.norm{}.",
-    r"^(?:segformer\.)?encoder\.block\.(\d)\.": "backbone.block{}.",
-    r"^(?:segformer\.)?stages\.(\d)\.patch_embeddings\.": "backbone.patch_embed{}.",
-    r"^(?:segformer\.)?stages\.(\d)\.layer_norm\.": "backbone.norm{}.",
-    r"^(?:segformer\.)?stages\.(\d)\.blocks\.": "backbone.block{}.",
-    r"^(?:backbone\.)?layers\.(\d)\.0\.(?=projection|norm)": "backbone.patch_embed{}.",
-    r"^(?:backbone\.)?layers\.(\d)\.1\.(?=\d)": "backbone.block{}.",
-    r"^(?:backbone\.)?layers\.(\d)\.2\.(?=weight|bias)": "backbone.norm{}.",
-    r"^decode_head\.linear_(?:c|projections)\.(\d)\.": "decode_head.linear_c{}.",
+# Parts of a stage in other forms, and what they are called here, before the stage's number.
+_PART = {"patch_embeddings": "patch_embed", "layer_norm": "norm", "block": "block", "blocks": "block"}
+_PART |= {"0": "patch_embed", "1": "block", "2": "norm"}
+
+
+def _of_stage(match):
+    # Stages count from 0 there.
+    return f"backbone.{_PART[match['part']]}{int(match['stage']) + 1}."
+
+
+# Names of the Hugging Face form, in files and, since transformers 5, in memory, then those of mmsegmentation 1.x, and
+# what they are called here, one after the other.
+_STAGE: dict[str, vit_parts.Replacement] = {
+    r"^(?:segformer\.)?encoder\.(?P<part>patch_embeddings|layer_norm|block)\.(?P<stage>\d)\.": _of_stage,
+    r"^(?:segformer\.)?stages\.(?P<stage>\d)\.(?P<part>patch_embeddings|layer_norm|blocks)\.": _of_stage,
+    r"^(?:backbone\.)?layers\.(?P<stage>\d)\.(?P<part>0(?=\.[pn])|1(?=\.\d)|2(?=\.[wb]))\.": _of_stage,
+    r"^decode_head\.linear_(?:c|projections)\.(\d)\.": lambda match: f"decode_head.linear_c{int(match[1]) + 1}.",
 }
-_PARTS = {
-    ".layer_norm_1.": ".norm1.",
-    ".layer_norm_2.": ".norm2.",
-    ".layernorm_before.": ".norm1.",
-    ".layernorm_after.": ".norm2.",
-    ".attention.self.query.": ".attn.q.",
-    ".attention.self.key.": ".attn.k.",
-    ".attention.self.value.": ".attn.v.",
-    ".attention.self.sr.": ".attn.sr.",
-    ".attention.self.layer_norm.": ".attn.norm.",
-    ".attention.output.dense.": ".attn.proj.",
-    ".attention.q_proj.": ".attn.q.",
-    ".attention.k_proj.": ".attn.k.",
-    ".attention.v_proj.": ".attn.v.",
-    ".attention.o_proj.": ".attn.proj.",
-    ".attention.sequence_reduction.sequence_reduction.": ".attn.sr.",
-    ".attention.sequence_reduction.layer_norm.": ".attn.norm.",
+_PARTS: dict[str, vit_parts.Replacement] = {
+    r"\.layer_?norm_(?:1|before)\.": ".norm1.",
+    r"\.layer_?norm_(?:2|after)\.": ".norm2.",
+    r"\.attention\.(?:self\.)?([qkv])(?:uery|ey|alue|_proj)\.": r".attn.\1.",
+    r"\.attention\.(?:self\.sr|sequence_reduction\.sequence_reduction)\.": ".attn.sr.",
+    r"\.attention\.(?:self|sequence_reduction)\.layer_norm\.": ".attn.norm.",
+    r"\.(?:attention\.output\.dense|attention\.o_proj|attn\.attn\.out_proj)\.": ".attn.proj.",
     # Of the patches.
-    ".layer_norm.": ".norm.",
-    ".mlp.dense1.": ".mlp.fc1.",
-    ".mlp.dense2.": ".mlp.fc2.",
-    ".projection.": ".proj.",
-    ".attn.attn.out_proj.": ".attn.proj.",
-    ".ffn.layers.0.": ".mlp.fc1.",
-    ".ffn.layers.1.": ".mlp.dwconv.dwconv.",
-    ".ffn.layers.4.": ".mlp.fc2.",
-    "decode_head.linear_fuse.weight": "decode_head.linear_fuse.conv.weight",
-    "decode_head.batch_norm.": "decode_head.linear_fuse.bn.",
-    "decode_head.classifier.": "decode_head.linear_pred.",
+    r"\.layer_norm\.": ".norm.",
+    r"\.mlp\.dense([12])\.": r".mlp.fc\1.",
+    r"\.projection\.": ".proj.",
+    r"\.ffn\.layers\.0\.": ".mlp.fc1.",
+    r"\.ffn\.layers\.1\.": ".mlp.dwconv.dwconv.",
+    r"\.ffn\.layers\.4\.": ".mlp.fc2.",
+    r"^decode_head\.linear_fuse\.weight$": "decode_head.linear_fuse.conv.weight",
+    r"^decode_head\.batch_norm\.": "decode_head.linear_fuse.bn.",
+    r"^decode_head\.classifier\.": "decode_head.linear_pred.",
 }
 
 
@@ -139,14 +131,11 @@ def _official(state):
 
 
 def _renamed(state):
-    renamed = {}
-    for key, tensor in state.items():
-        for theirs, ours in _STAGE.items():
-            key = re.sub(theirs, lambda match, ours=ours: ours.format(int(match[1]) + 1), key)  # type: ignore[misc]  # ours: bound early
-        for theirs, ours in _PARTS.items():
-            key = key.replace(theirs, ours)
-        # Layers of a token are convolutions there.
-        renamed[key] = tensor.flatten(1) if re.search(r"\.mlp\.fc[12]\.weight$", key) else tensor
+    # Layers of a token are convolutions there.
+    renamed = {
+        key: tensor.flatten(1) if re.search(r"\.mlp\.fc[12]\.weight$", key) else tensor
+        for key, tensor in vit_parts.renamed(state, _STAGE | _PARTS).items()
+    }
     for key in [key for key in renamed if ".attn.attn.in_proj_" in key]:
         begin, kind = key.split(".attn.attn.in_proj_")
         q, k, v = renamed.pop(key).chunk(3)
@@ -154,7 +143,7 @@ def _renamed(state):
     return vit_parts.joined(renamed, (".attn.k.", ".attn.v."), ".attn.kv.")
 
 
-class Network(_parameters.Counted):
+class Network(Routed, _parameters.Counted):
     """Images [B, 3, H, W] to maps [B, num_classes, ceil(H / 4), ceil(W / 4)] of logits, in the network's type."""
 
     def __init__(self, options: Options, attention: str):
@@ -193,12 +182,6 @@ class Network(_parameters.Counted):
         maps = self.decode_head(self.backbone(images, path, stages), path, folded)
         return maps if path.scale == 1 else map_operators.resized(maps, pattern.grids(pixels)[0])
 
-    def path(self, path: Path | str | None = None) -> Path:
-        """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""
-        if path is None:
-            return self._full
-        return parse(path, self.options) if isinstance(path, str) else checked(path, self.options)
-
     def set_drop_path(self, rate: float) -> None:
         """In training, have images leave out branches of blocks: from the first block 0 to the last a share `rate`."""
         blocks = [module for module in self.modules() if isinstance(module, _Block)]
@@ -231,7 +214,7 @@ class Network(_parameters.Counted):
         return made
 
     def _parts(self):
-        return [module for module in self.modules() if isinstance(module, _Block | _Decoder | heads.Head)]
+        return [module for module in self.modules() if isinstance(module, _Block | heads.Head)]
 
     def _compile_parts(self, options):
         for part in self._parts():
@@ -315,17 +298,12 @@ class _Block(nn.Module):
         return self._added(x, self.mlp(x, self.norm2, grid), self.mlp.fc2)
 
     def _added(self, x, branch, linear):
-        """Tokens x and a branch, behind its last layer."""
+        """Tokens x and a branch, behind its last layer. Images that leave it out in training are chosen anew; the
+        others have as much more of it."""
         if self.training and self.drop_path:
-            return x + self._kept(linear(branch))
+            branch, share = linear(branch), 1 - self.drop_path
+            return x + branch * (branch.new_empty(len(branch), 1, 1).bernoulli_(share) / share)
         return self.operators(map_operators.linear_add, branch, linear.weight, linear.bias, x)
-
-    def _kept(self, branch):
-        """In training, `branch` for all but some images, chosen anew, and as much more for the others."""
-        if not self.training or not self.drop_path:
-            return branch
-        share = 1 - self.drop_path
-        return branch * (branch.new_empty(len(branch), 1, 1).bernoulli_(share) / share)
 
 
 class _Attention(nn.Module):
@@ -372,20 +350,17 @@ class _Linear(nn.Module):
         self.proj = nn.Linear(before, width)
 
 
-class _Decoder(nn.Module):
+class _Decoder(heads.Head):
     """Maps of the levels to maps of logits on the first level's grid."""
 
     def __init__(self, options, operators):
-        super().__init__()
-        self.operators = operators
+        super().__init__(operators)
         channels = options.channels
         for level, width in enumerate(pattern.VARIANTS[options.variant].widths, 1):
             self.add_module(f"linear_c{level}", _Linear(width, channels))
         conv = nn.Conv2d(4 * channels, channels, 1, bias=False)
         self.linear_fuse = nn.ModuleDict({"conv": conv, "bn": nn.BatchNorm2d(channels)})
         self.linear_pred = nn.Conv2d(channels, options.num_classes, 1)
-        # What was made of the weights last, by what it is.
-        self._made = map_operators.Remembered()
 
     def forward(self, maps, path, folded=None):
         """maps: of the stages that `path` runs."""
@@ -469,10 +444,6 @@ class _Decoder(nn.Module):
         ]
         x = F.batch_norm(F.conv2d(torch.cat(maps[::-1], 1), fuse), *norm, eps=self.linear_fuse["bn"].eps)  # type: ignore[arg-type, misc]  # mypy does not know the length of what is unpacked
         return F.conv2d(x.relu(), predict, self.linear_pred.bias)
-
-    def _remembered(self, what, make, *arguments):
-        """``make(*arguments)``, kept for the next call with the same weights where no gradient is asked for."""
-        return self._made(what, lambda: make(*arguments), [*self.parameters(), *self.buffers()], fresh=self.training)
 
     @property
     def _fuse(self):

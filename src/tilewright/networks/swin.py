@@ -16,7 +16,7 @@ from torch import nn
 
 from tilewright.masks import swin as pattern
 from tilewright.networks import _parameters, _precision, attention_sites, attentions, heads, map_operators, vit_parts
-from tilewright.networks.path import Path, Stages, checked, parse
+from tilewright.networks.path import Path, Routed, Stages
 
 EXCHANGED = attentions
 EPS = 1e-5
@@ -120,7 +120,7 @@ def _merged(name, tensor):
     return tensor.unflatten(-1, (-1, 4)).mT[..., [0, 2, 1, 3], :].flatten(-2)
 
 
-class Network(_parameters.Counted):
+class Network(Routed, _parameters.Counted):
     """Images [B, 3, H, W] to maps [B, num_classes, ceil(H / 4), ceil(W / 4)] of logits, in the network's type."""
 
     def __init__(self, options: Options, attention: str):
@@ -146,12 +146,6 @@ class Network(_parameters.Counted):
         """
         path = self.path(path)
         return self.decode_head(self.backbone(images, path, stages), path)
-
-    def path(self, path: Path | str | None = None) -> Path:
-        """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""
-        if path is None:
-            return self._full
-        return parse(path, self.options) if isinstance(path, str) else checked(path, self.options)
 
 
 class _Backbone(nn.Module):
