@@ -1,6 +1,5 @@
 """What the ready patterns share: published patterns of sparse attention, by their sizes alone, without a network."""
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,12 +53,6 @@ def of_rows(rows: list[np.ndarray], row_id: np.ndarray, meta: dict[str, Any], hi
     indptr = np.concatenate(([0], np.cumsum([len(row) for row in rows], dtype=np.int64)))
     indices, row_id = np.concatenate(rows, dtype=np.int32), np.asarray(row_id, np.int32)
     return from_distinct_rows(indptr, indices, row_id, len(row_id), meta=meta, row_hint=hint, col_hint=hint)
-
-
-def numbers(pattern: str, name: str) -> dict[str, Any] | None:
-    """The whole numbers that a workload name states, by the names of the groups of a regular `pattern`, or None."""
-    match = re.fullmatch(pattern, name)
-    return {key: int(value) for key, value in match.groupdict().items()} if match else None
 
 
 def with_globals(n: int, n_global: int, seen: Callable) -> tuple[list[np.ndarray], np.ndarray]:

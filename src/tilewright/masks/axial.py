@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.masks import _ready
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    return _ready.numbers(r"axial-(?P<height>\d+)x(?P<width>\d+)", name)
+    return sides.stated(r"axial-(?P<height>\d+)x(?P<width>\d+)", name)
 
 
 def graph(params: Params) -> "Graph":

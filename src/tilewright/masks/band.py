@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _ready
 
@@ -31,7 +32,7 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    return _ready.numbers(r"band-(?P<tokens>\d+)-w(?P<window>\d+)-g(?P<n_global>\d+)", name)
+    return sides.stated(r"band-(?P<tokens>\d+)-w(?P<window>\d+)-g(?P<n_global>\d+)", name)
 
 
 def graph(params: Params) -> "Graph":

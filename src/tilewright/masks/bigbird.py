@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _ready
 
@@ -44,7 +45,7 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
     parts = r"(?P<tokens>\d+)-b(?P<block>\d+)-w(?P<window>\d+)-r(?P<n_random>\d+)-g(?P<n_global>\d+)"
-    return _ready.numbers(f"bigbird-{parts}", name)
+    return sides.stated(f"bigbird-{parts}", name)
 
 
 def graph(params: Params) -> "Graph":

@@ -4,8 +4,9 @@ They attend to everything; what makes them ragged are the pruners of `tilewright
 of the networks without torch: sizes and names.
 """
 
-import re
 from typing import Any
+
+from tilewright.core import sides
 
 NETWORK_NAMING = "deit-<variant>-<size>[-<pruner>], e.g. deit-small-224-evit"
 
@@ -23,8 +24,5 @@ DEPTH, PATCH = 12, 16
 
 def network_fields(name: str) -> Any:
     """Options of the network that a name states, or None."""
-    match = re.fullmatch(rf"deit-({'|'.join(VARIANTS)})-([1-9]\d*)(?:-([a-z]\w*))?", name)
-    if not match:
-        return None
-    variant, size, pruner = match.groups()
-    return {"variant": variant, "image_size": int(size)} | ({"pruner": pruner} if pruner else {})
+    size, pruner = r"(?P<image_size>[1-9]\d*)", r"(?P<pruner>[a-z]\w*)"
+    return sides.stated(rf"deit-(?P<variant>{'|'.join(VARIANTS)})-{size}(?:-{pruner})?", name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.masks import _ready, band
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Params(band.Params, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    return _ready.numbers(r"dilated-(?P<tokens>\d+)-w(?P<window>\d+)-d(?P<gap>\d+)-g(?P<n_global>\d+)", name)
+    return sides.stated(r"dilated-(?P<tokens>\d+)-w(?P<window>\d+)-d(?P<gap>\d+)-g(?P<n_global>\d+)", name)
 
 
 def graph(params: Params) -> "Graph":

@@ -5,11 +5,11 @@ ASSUME: real sequences of several sources mix patterns in this way, e.g. an imag
 published model has exactly this one. It is what one tile and one split do not suit.
 """
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _ready
 
@@ -39,9 +39,8 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(r"mix-(\d+)-w(\d+)-k(\d+)-r(\d+)-g(\d+)", name)
-    names = "tokens", "window", "kept", "n_random", "n_global"
-    return dict(zip(names, map(int, match.groups()), strict=True)) if match else None
+    parts = r"(?P<tokens>\d+)-w(?P<window>\d+)-k(?P<kept>\d+)-r(?P<n_random>\d+)-g(?P<n_global>\d+)"
+    return sides.stated(f"mix-{parts}", name)
 
 
 def graph(params: Params) -> "Graph":

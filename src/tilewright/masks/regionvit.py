@@ -7,7 +7,6 @@ regionals, row by row, then the locals, row by row.
 """
 
 import math
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -69,24 +68,18 @@ def _ceil(a, b):
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(rf"regionvit-({'|'.join(HEADS)})-(\d+)(-w14)?(?:-p(\d+))?-s([1-4])(-windows)?", name)
-    if not match:
-        return None
-    variant, resolution, wide, patch, stage, windowed = match.groups()
-    stated = {"variant": variant, "resolution": int(resolution), "stage": int(stage)}
-    stated |= {"window": 14} if wide else {}
-    return stated | ({"patch": int(patch)} if patch else {}) | ({"part": "windows"} if windowed else {})
+    known = "|".join(HEADS)
+    sizes = r"(?P<resolution>\d+)(?:-w(?P<window>14))?(?:-p(?P<patch>\d+))?-s(?P<stage>[1-4])"
+    return sides.stated(rf"regionvit-(?P<variant>{known})-{sizes}(?:-(?P<part>windows))?", name)
 
 
 def network_fields(name: str) -> Any:
     """Options of the network that a name states, or None. Suffixes may also stand before the size, as published."""
-    suffixes = "(-w14)?(-peg)?"
-    match = re.fullmatch(rf"regionvit-({'|'.join(HEADS)}){suffixes}-{sides.SIZE}{suffixes}", name)
-    if not match:
-        return None
-    variant, wide, peg, height, width, wide_after, peg_after = match.groups()
-    stated = {"variant": variant, "image_size": sides.stated(height, width)}
-    return stated | ({"window": 14} if wide or wide_after else {}) | ({"peg": True} if peg or peg_after else {})
+    known, suffixes = "|".join(HEADS), "(?:-w(?P<window{0}>14))?(?P<peg{0}>-peg)?"
+    size = f"(?P<image_size>{sides.SIZE})"
+    found = sides.stated(f"regionvit-(?P<variant>{known}){suffixes.format(1)}-{size}{suffixes.format(2)}", name)
+    # As the first or the last, they state the same.
+    return found and {key.rstrip("12"): True if key.startswith("peg") else value for key, value in found.items()}
 
 
 def graph(params: Params) -> "Graph":

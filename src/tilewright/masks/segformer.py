@@ -5,7 +5,6 @@ Its attention is full, over keys that a convolution reduces. Here is what is kno
 and names.
 """
 
-import re
 from typing import Any, NamedTuple
 
 from tilewright.core import sides
@@ -45,12 +44,8 @@ LEAST = 32
 
 def network_fields(name: str) -> dict | None:
     """Options of the network that a name states, or None."""
-    tags = "|".join(DECODE_HEADS[1:])
-    match = re.fullmatch(rf"segformer-({'|'.join(VARIANTS)})-{sides.SIZE}(?:-({tags}))?", name)
-    if not match:
-        return None
-    head = {"head": match[4]} if match[4] else {}
-    return {"variant": match[1], "image_size": sides.stated(match[2], match[3]), **head}
+    size, head = f"(?P<image_size>{sides.SIZE})", f"(?P<head>{'|'.join(DECODE_HEADS[1:])})"
+    return sides.stated(f"segformer-(?P<variant>{'|'.join(VARIANTS)})-{size}(?:-{head})?", name)
 
 
 def channels(variant: str, head: str) -> int:

@@ -5,7 +5,6 @@ what comes from opposite edges apart. Here stand also the names and sizes of its
 (Xiao et al., ECCV 2018, arXiv 1807.10221), as in the official code for segmentation.
 """
 
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -58,17 +57,14 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(r"swin-(\d+)-w(\d+)(-shift)?", name)
-    return {"side": int(match[1]), "window": int(match[2]), "shift": match[3] is not None} if match else None
+    found = sides.stated(r"swin-(?P<side>\d+)-w(?P<window>\d+)(?P<shift>-shift)?", name)
+    return found and found | {"shift": "shift" in found}
 
 
 def network_fields(name: str) -> dict | None:
     """Options of the network that a name states, or None."""
-    match = re.fullmatch(rf"swin-({'|'.join(VARIANTS)})-{sides.SIZE}(?:-w([1-9]\d*))?(-linear)?", name)
-    if not match:
-        return None
-    others = ({"window": int(match[4])} if match[4] else {}) | ({"head": "linear"} if match[5] else {})
-    return {"variant": match[1], "image_size": sides.stated(match[2], match[3]), **others}
+    size, options = f"(?P<image_size>{sides.SIZE})", r"(?:-w(?P<window>[1-9]\d*))?(?:-(?P<head>linear))?"
+    return sides.stated(f"swin-(?P<variant>{'|'.join(VARIANTS)})-{size}{options}", name)
 
 
 def channels(variant: str, head: str) -> int:

@@ -4,7 +4,6 @@ Tokens are those of the stage's grid, padded to whole windows: the code for segm
 that padding is seen (sources: `tilewright.masks.swin`, which has windows over any grid).
 """
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -52,12 +51,9 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(rf"swin-({'|'.join(swin.VARIANTS)})-{sides.SIZE}-s([1-4])(-shifted)?", name)
-    if not match:
-        return None
-    variant, height, width, stage, shifted = match.groups()
-    resolution = sides.stated(height, width)
-    return {"variant": variant, "resolution": resolution, "stage": int(stage), "shifted": shifted is not None}
+    known, size = "|".join(swin.VARIANTS), f"(?P<resolution>{sides.SIZE})"
+    found = sides.stated(rf"swin-(?P<variant>{known})-{size}-s(?P<stage>[1-4])(?P<shifted>-shifted)?", name)
+    return found and found | {"shifted": "shifted" in found}
 
 
 def graph(params: Params) -> "Graph":

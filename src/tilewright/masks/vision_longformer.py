@@ -9,7 +9,6 @@ neighbourhood, for a window of 2f+1:
 Tokens: the globals first, then the grid, row by row.
 """
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -79,22 +78,15 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(rf"vil-({'|'.join(STAGES)})-(\d+)(?:-p(\d+))?-s([1-4])(?:-(exact|cyclic))?", name)
-    if not match:
-        return None
-    variant, resolution, patch, stage, mode = match.groups()
-    stated = {"variant": variant, "resolution": int(resolution), "stage": int(stage)}
-    return stated | ({"patch": int(patch)} if patch else {}) | ({"mode": mode} if mode else {})
+    known = "|".join(STAGES)
+    sizes = r"(?P<resolution>\d+)(?:-p(?P<patch>\d+))?-s(?P<stage>[1-4])"
+    return sides.stated(rf"vil-(?P<variant>{known})-{sizes}(?:-(?P<mode>exact|cyclic))?", name)
 
 
 def network_fields(name: str) -> Any:
     """Options of the network that a name states, or None."""
-    match = re.fullmatch(rf"vil-({'|'.join(STAGES)})-{sides.SIZE}(?:-(relative))?(?:-(exact|cyclic))?", name)
-    if not match:
-        return None
-    variant, height, width, position, mode = match.groups()
-    stated = {"variant": variant, "image_size": sides.stated(height, width)}
-    return stated | ({"position": position} if position else {}) | ({"window_mode": mode} if mode else {})
+    options = "(?:-(?P<position>relative))?(?:-(?P<window_mode>exact|cyclic))?"
+    return sides.stated(rf"vil-(?P<variant>{'|'.join(STAGES)})-(?P<image_size>{sides.SIZE}){options}", name)
 
 
 def graph(params: Params) -> "Graph":

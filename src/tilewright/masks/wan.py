@@ -8,6 +8,8 @@ known of the networks without torch: sizes and names.
 import re
 from typing import Any, NamedTuple
 
+from tilewright.core import sides
+
 NETWORK_NAMING = "wan-<1.3b|14b|tiny>-<480p|720p>-<frames>f, e.g. wan-1.3b-480p-81f"
 
 
@@ -41,8 +43,8 @@ SHIFTS = {"480p": 3.0, "720p": 5.0}
 
 def network_fields(name: str) -> Any:
     """Options of the network that a name states, or None."""
-    match = re.fullmatch(rf"wan-({'|'.join(map(re.escape, VARIANTS))})-({'|'.join(RESOLUTIONS)})-([1-9]\d*)f", name)
-    return {"variant": match[1], "resolution": match[2], "frames": int(match[3])} if match else None
+    known, sizes = "|".join(map(re.escape, VARIANTS)), "|".join(RESOLUTIONS)
+    return sides.stated(rf"wan-(?P<variant>{known})-(?P<resolution>{sizes})-(?P<frames>[1-9]\d*)f", name)
 
 
 def latent_shape(frames: int, height: int, width: int) -> tuple[int, ...]:

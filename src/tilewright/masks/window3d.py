@@ -4,11 +4,11 @@ As the exact windows of images, with a third axis; compare Hassani et al., "Neig
 2023 (arXiv 2204.07143), whose windows stay whole at the edges, where these end with the grid.
 """
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.masks import _ready
 
@@ -34,11 +34,8 @@ class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def fields(name: str) -> dict[str, Any] | None:
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(r"window3d-(\d+)x(\d+)x(\d+)-w(\d+)x(\d+)x(\d+)", name)
-    if not match:
-        return None
-    numbers = list(map(int, match.groups()))
-    return {"grid": numbers[:3], "window": numbers[3:]}
+    size = r"\d+x\d+x\d+"
+    return sides.stated(f"window3d-(?P<grid>{size})-w(?P<window>{size})", name)
 
 
 def graph(params: Params) -> "Graph":

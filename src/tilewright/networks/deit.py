@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from tilewright.core.errors import ConfigError, PatternError
@@ -236,9 +235,7 @@ class Network(nn.Module):
         grid, first = tuple(patches.shape[-2:]), 1 + self.options.distilled
         positions: torch.Tensor = self.pos_embed
         if grid != self.options.grid:
-            table = positions[:, first:].unflatten(1, self.options.grid).movedim(-1, 1).float()
-            table = F.interpolate(table, size=grid, mode="bicubic").flatten(2).transpose(-2, -1)
-            positions = torch.cat((positions[:, :first], table.to(positions.dtype)), dim=1)
+            positions = vit_parts.resampled(positions, first, self.options.grid, grid, "bicubic")
         firsts = [self.cls_token, self.dist_token] if self.options.distilled else [self.cls_token]
         tokens = patches.flatten(2).transpose(-2, -1)
         return torch.cat((*(each.expand(len(images), -1, -1) for each in firsts), tokens), 1) + positions

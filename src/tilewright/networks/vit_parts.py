@@ -161,6 +161,11 @@ def resize_positions(
     if table.shape[1] == wanted.shape[1] and (grid[0] == grid[1] or first + old**2 != table.shape[1]):
         return
     if old > 0 and first + old**2 == table.shape[1]:
-        places = table[:, first:].unflatten(1, (old, old)).movedim(-1, 1).float()
-        places = F.interpolate(places, size=grid, mode=mode).flatten(2).mT
-        state["pos_embed"] = torch.cat((table[:, :first], places.to(table.dtype)), dim=1)
+        state["pos_embed"] = resampled(table, first, (old, old), grid, mode)
+
+
+def resampled(table: torch.Tensor, first: int, old: tuple[int, int], grid: tuple[int, int], mode: str) -> torch.Tensor:
+    """Positions [1, first + rows * columns, C] of the grid `old` for another `grid`; the `first` rows stay."""
+    places = table[:, first:].unflatten(1, old).movedim(-1, 1).float()
+    places = F.interpolate(places, size=grid, mode=mode).flatten(2).mT
+    return torch.cat((table[:, :first], places.to(table.dtype)), dim=1)
