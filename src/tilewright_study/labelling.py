@@ -102,7 +102,10 @@ class _Labelled:
     """Class maps of images of any size by one network: a `FrameRunner` for each size, or a `Runner` of windows."""
 
     def __init__(self, network, fit, table, budget_us):
-        self.network, self.fit, self.table, self.budget_us = network, fit, table, budget_us
+        from tilewright.paths import load
+
+        self.network, self.fit, self.budget_us = network, fit, budget_us
+        self.table = None if table is None else load(table, joint=fit != "slide")
         self.runners, self.last, self.said = {}, None, ""
 
     def __call__(self, pixels):
@@ -152,24 +155,22 @@ class _Labelled:
         return 1e12 if self.budget_us is None else self.budget_us
 
     def _of_windows(self, images):
-        from tilewright.paths import Runner, load, runner
+        from tilewright.paths import Runner, runner
 
         if self.last is None:
-            table = runner.whole(self.network) if self.table is None else load(self.table)
-            self.last = Runner(self.network, table, late="fastest")
+            self.last = Runner(self.network, self.table or runner.whole(self.network), late="fastest")
             self.last.rehearse(images, FEW if self.budget_us is None else CALLS)
         return self.last
 
     def _runner(self, pixels):
         import torch
 
-        from tilewright.paths import FrameRunner, load
+        from tilewright.paths import FrameRunner
 
         if (size := pixels.shape[:2]) not in self.runners:
             options = self.network.options
             kept = map_evaluation.sized(size, min(options.pixels), options.least) if self.fit == "aspect" else None
-            table = None if self.table is None else load(self.table, joint=True)
-            runner = FrameRunner(self.network, table, size, pixels=kept)
+            runner = FrameRunner(self.network, self.table, size, pixels=kept)
             runner.rehearse(torch.from_numpy(pixels)[None], FEW if self.budget_us is None else CALLS)
             if len(self.runners) >= KEPT:
                 self.runners.pop(next(iter(self.runners)))

@@ -116,5 +116,9 @@ def test_no_frame_that_can_be_read_is_an_error(folder, capsys):
         next(folder.glob(f"{name}.*")).unlink()
     assert command.main(["stream", "--source", str(folder), *NETWORK, "--fps", "9"]) == 2
     assert "expected frames, found none of 1 that can be read" in capsys.readouterr().err
+    # A runner of its size is made, but no frame is labelled.
+    Image.new("L", (48, 32)).save(folder / "a.png")
+    assert command.main(["stream", "--source", str(folder), *NETWORK, "--fps", "9"]) == 1
+    assert capsys.readouterr().out.startswith("2 frames, 0 labelled, 2 refused; 0 of 0 promises kept")
     with pytest.raises(ConfigError, match="cameras need cv2"):
         next(stream.frames_of("camera"))

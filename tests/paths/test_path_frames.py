@@ -159,6 +159,14 @@ def test_a_truncated_file_is_one_line(runner, tmp_path, as_image):
     assert "\n" not in str(raised.value)
 
 
+def test_a_file_that_is_refused_is_named(runner, tmp_path):
+    Image.new("L", SIZE[::-1]).save(tmp_path / "gray.png")
+    with pytest.raises(PatternError, match=r"gray\.png: expected an RGB image, found mode L"):
+        runner(tmp_path / "gray.png", 1e9)
+    with pytest.raises(ArtifactError, match=r": expected an image, found a folder$"):
+        runner(tmp_path, 1e9)
+
+
 def test_a_budget_below_the_fastest_path_is_said(several, joint, runner, frame, caplog):
     fresh = FrameRunner(several, joint, SIZE)
     promised(fresh)

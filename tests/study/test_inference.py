@@ -228,6 +228,7 @@ VIL = "--model vil-tiny-64 --image coffee"
             "--fit: expected one of stretch, aspect, slide, found 'crop'",
         ),
         ("--model segformer-b0-64 --image coffee --fit aspect --table t.csv", "expected --fit stretch or slide"),
+        ("--model segformer-b0-64 --image coffee --table no.csv", "^no.csv: no such file; expected a path table"),
         ("--model segformer-b0-64 --image coffee --dtype int8", "--dtype: expected one of float32, float16, bfloat16"),
         ("--model segformer-b0-64 --image .", "expected a folder of images"),
         ("--model vit-64 --image coffee", "unknown network 'vit-64'; known: vil-"),

@@ -216,6 +216,8 @@ def _paths(runner):
             held = counts.setdefault(key, [0, 0])
             held[0] += made
             held[1] += kept
+    if not counts:
+        return []
     now = {runner.table.key(entry): f"{entry.promise_us:,.0f}" for entry in runner.table.rows}
     return lines_of(
         [

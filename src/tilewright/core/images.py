@@ -85,6 +85,8 @@ def opened(where: Path | str) -> Any:
             found.format = image.format
     except FileNotFoundError:
         raise ArtifactError(f"{where}: no such file; expected an image") from None
+    except IsADirectoryError:
+        raise ArtifactError(f"{where}: expected an image, found a folder") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ArtifactError(f"{where}: expected an image, found: {error}") from error
     return found

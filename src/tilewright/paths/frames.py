@@ -193,15 +193,16 @@ def opened(frame: Any, size: tuple[int, int], batch: int = 1) -> torch.Tensor:
 
 def _pixels(image):
     """uint8 [H, W, 3] of an image of Pillow or of a file. Raises `ArtifactError` and `PatternError`."""
+    where: str | Path = "frame"
     if isinstance(image, (str, Path)):
-        found = images.opened(image)
+        found, where = images.opened(image), image
     else:
         try:
             found = images.turned(image)
         except (OSError, SyntaxError, ValueError) as error:
             raise ArtifactError(f"frame: expected a whole image, found: {error}") from error
     if found.mode != "RGB":
-        raise PatternError(f"frame: expected an RGB image, found mode {found.mode}; call its convert('RGB')")
+        raise PatternError(f"{where}: expected an RGB image, found mode {found.mode}; call its convert('RGB')")
     return torch.from_numpy(np.array(found))
 
 
