@@ -119,7 +119,9 @@ def with_controller(known, name, controller):
     return settings.Configuration(known.memory, {**known.controllers, name: controller})
 
 
-@pytest.mark.parametrize("part", streams.PARTS)
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.slow] if part == "top" else []) for part in streams.PARTS]
+)
 def test_a_changed_register_is_refused(part, modular):
     stream, known = modular[part]
     tried = 0

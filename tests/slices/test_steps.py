@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers.cases import rest_slow
 from helpers.slices import mask_of, qkv
 from tilewright import slices
 from tilewright.core.errors import PatternError
@@ -96,7 +97,7 @@ def test_a_step_before_any_refresh_is_refused(device):
         steps(0, 2, "cond", q, k, v)
 
 
-@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("delta", rest_slow([False, True], 1))
 @pytest.mark.parametrize(
     ("last", "first", "run"),
     [(4, 20, None), (19, 16, None), (16, 17, "another")],

@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/tutor
 # Other tests of this file plan the whole study and single experiments of a GPU's; a dry run and another folder are what
 # all of them do.
 PLANNED = {"--cores all --configfile config/all.yaml", "--cores all --dry-run", "--cores all --directory ../study"}
-PLANNED |= {"--cores all", "--workflow-profile profiles/h200"}
+PLANNED |= {"--cores all", "--cores all --until blocks", "--workflow-profile profiles/h200"}
 PLANNED |= {
     f"--workflow-profile profiles/h200 --config 'experiments=[{names}]'"
     for names in ("pruned_accuracy", "worth", "ragged, pruned")
