@@ -21,9 +21,9 @@ from tilewright.attention import native, schedule
 from tilewright.attention import plan as api
 from tilewright.attention.masks import Bias
 from tilewright.attention.measure import beside_torch
-from tilewright.attention.schedule.check import violations
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.devices import limits
+from tilewright_study.measure.schedule_check import violations
 
 H, D = 3, 16
 

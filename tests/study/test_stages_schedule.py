@@ -12,8 +12,8 @@ from tilewright import devices
 from tilewright.attention import blocks as blocks_file
 from tilewright.attention import profile as profile_file
 from tilewright.attention import schedule
-from tilewright.attention.schedule import check
 from tilewright.core.errors import ArtifactError, ConfigError, UnknownNameError
+from tilewright_study.measure import schedule_check
 from tilewright_study.stages import schedule as schedule_stage
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/solve_ilp.py"
@@ -53,7 +53,7 @@ def test_the_stage_writes_a_right_schedule(files):
     schedule_stage.run(**arguments(folder))
     found = schedule.load(folder / "out.json")
     schedule.verify_inputs(found, covers, profiles)
-    assert check.violations(found, covers, profiles, limits) == []
+    assert schedule_check.violations(found, covers, profiles, limits) == []
     assert found.blocks_paths == tuple(str(folder / f"{name}.npz") for name in TILES)
     assert found.profile_paths == tuple(str(folder / f"{name}.json") for name in TILES)
 

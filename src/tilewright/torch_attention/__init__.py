@@ -29,10 +29,3 @@ def need_gpu(device: Any) -> None:
     """Raise `Unavailable` unless `device` is a GPU."""
     if not devices.facts(device).CUDA:
         raise Unavailable(f"runs on an NVIDIA GPU only, found {device}")
-
-
-def need_tokens(dtype: Any, head_dim: int, head_dims: tuple[int, ...]) -> None:
-    """Raise `Unavailable` unless tokens are of a 16-bit type, and their head dim is one of these."""
-    if dtype.itemsize > 2 or head_dim not in head_dims:
-        known = ", ".join(map(str, head_dims))
-        raise Unavailable(f"takes 16-bit types and head dims {known}, found {dtype} and {head_dim}")

@@ -1,35 +1,14 @@
 """The kernels behind `scaled_dot_product_attention` on a GPU, each by itself, with its log-sum-exp."""
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tilewright.core import _internals
 from tilewright.core.errors import Unavailable
-from tilewright.torch_attention import Ready, need_gpu
-
-if TYPE_CHECKING:
-    from tilewright.graph import Graph
 
 NAMES = ("flash", "cudnn", "efficient")
-
-
-def dense(
-    backend: str,
-    graph: "Graph",
-    *,
-    batch: int,
-    heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> Ready:
-    """`Ready` for attention over all pairs by `backend`. Raises `Unavailable`."""
-    need_gpu(device)
-    n_q, n_k = graph.shape
-    need(backend, *(torch.empty(batch, heads, n, head_dim, dtype=dtype, device=device) for n in (n_q, n_k, n_k)))
-    return Ready(lambda q, k, v: attend(backend, q, k, v)[0], 0, n_q * n_k)
 
 
 def need(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -15,31 +15,13 @@ import torch.nn.functional as F
 from tilewright import devices
 from tilewright.core.errors import Unavailable
 from tilewright.graph import take_rows
-from tilewright.torch_attention import ALIGNED, Ready
+from tilewright.torch_attention import ALIGNED
 
 if TYPE_CHECKING:
     from tilewright.graph import Graph
 
 # A row that sees more than this share of the keys is wide.
 SHARE = 0.5
-# At the end of a variant's name.
-SPLIT = "-split"
-
-
-def form(
-    prepare: Callable, graph: "Graph", *, variant: str, dtype: torch.dtype, device: torch.device | str, **setting: Any
-) -> Any:
-    """``prepare(graph, variant=...)`` of a variant that may end in `SPLIT`; its wide rows are attended apart then."""
-    setting |= {"variant": variant.removesuffix(SPLIT), "dtype": dtype, "device": device}
-    if not variant.endswith(SPLIT):
-        return prepare(graph, **setting)
-    narrow, rows = split(graph)
-    ready, apart = prepare(narrow, **setting), attending(graph, rows, dtype, device)
-
-    def run(q, k, v):
-        return apart(ready.call(q, k, v), q, k, v)
-
-    return Ready(run, ready.held_bytes, ready.executed + len(rows) * graph.n_cols)
 
 
 def split(graph: "Graph") -> "tuple[Graph, np.ndarray]":

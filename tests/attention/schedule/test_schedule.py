@@ -19,9 +19,10 @@ from helpers.solvers import need
 from tilewright import milp
 from tilewright.attention import schedule as schedules
 from tilewright.attention.blocks import work
-from tilewright.attention.schedule import _program, check, descent, greedy, solve
+from tilewright.attention.schedule import _program, descent, greedy, solve
 from tilewright.attention.schedule import problem as problems
 from tilewright.core.errors import ArtifactError, InfeasibleError, SolverError, UnknownNameError
+from tilewright_study.measure import schedule_check
 
 TILES = ("4x1", "2x1", "4x8")
 # Among them, every case binds.
@@ -119,7 +120,7 @@ def test_optimum_is_brute_force(solver, case, objective, seed, truth):
     assert found.status == "optimal"
     assert found.objective_us == pytest.approx(best, rel=1e-6)
     assert found.bound_us == pytest.approx(best, rel=1e-6)
-    assert check.violations(found, blocks, profiles, limits) == []
+    assert schedule_check.violations(found, blocks, profiles, limits) == []
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -156,7 +157,7 @@ def test_tiles_of_a_round_fill_the_lanes_once(seed):
     for objective in problems.OBJECTIVES:
         found = solve(blocks, profiles, limits, "highs", objective, gap=0.0)
         assert [found.objective_us, found.bound_us] == pytest.approx([best[objective]] * 2, rel=1e-6)
-        assert check.violations(found, blocks, profiles, limits) == []
+        assert schedule_check.violations(found, blocks, profiles, limits) == []
     assert len(np.unique(found.tile)) > 1
     bounds = found.lower_bounds
     assert bounds["work"] < bounds["launched"] <= best["sum"] and bounds["longest"] <= best["sum"]
@@ -183,7 +184,7 @@ def test_no_solver_loses_to_what_it_starts_from(seed, n_regions, rounds, kappa, 
         except InfeasibleError:
             return None
         if not tiles:
-            assert check.violations(found, blocks, profiles, limits) == []
+            assert schedule_check.violations(found, blocks, profiles, limits) == []
         return found
 
     starts = [*filter(None, [solved("greedy"), *(solved("greedy", name) for name in TILES)])]
@@ -297,7 +298,7 @@ def test_a_region_without_keys_needs_no_work():
     blocks = {"4x1": make_blocks("4x1", [[2], [0], [3]]), "2x1": make_blocks("2x1", [[1, 2], [0, 0], [2, 0]])}
     profiles = {name: make_profile(cover) for name, cover in blocks.items()}
     found = solve(blocks, profiles, make_limits())
-    assert check.violations(found, blocks, profiles, make_limits()) == []
+    assert schedule_check.violations(found, blocks, profiles, make_limits()) == []
 
 
 def test_same_seed_same_schedule():
@@ -415,7 +416,7 @@ def test_a_file_brings_the_schedule_back(solved, tmp_path):
         same = np.array_equal(before, after) if field.name in schedules.COLUMNS else before == after
         assert same and type(before) is type(after), field.name
     assert again.blocks_paths == ("", "b.npz", "")
-    assert check.violations(again, blocks, profiles, make_limits()) == []
+    assert schedule_check.violations(again, blocks, profiles, make_limits()) == []
     assert again.summary() == found.summary()
     assert {
         "solver",
@@ -486,7 +487,7 @@ def test_a_schedule_of_other_inputs_is_refused(case, solved):
 
 def test_importing_the_schedule_is_light():
     code = (
-        "import sys, tilewright.attention.schedule, tilewright.attention.schedule.check, tilewright.milp;"
+        "import sys, tilewright.attention.schedule, tilewright_study.measure.schedule_check, tilewright.milp;"
         "print(sorted({'highspy', 'gurobipy', 'torch', 'matplotlib', 'scipy', 'pandas'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,10 +11,11 @@ from helpers.factories import make_blocks, make_limits, make_profile, random_inp
 from helpers.solvers import need
 from tilewright import milp
 from tilewright.attention.blocks.tiles import parse
-from tilewright.attention.schedule import _program, check, descent, search
+from tilewright.attention.schedule import _program, descent, search
 from tilewright.attention.schedule import problem as problems
 from tilewright.attention.schedule.search import solve
 from tilewright.core.errors import SolverError
+from tilewright_study.measure import schedule_check
 
 OPTIONS = {"time_limit_s": 20.0, "gap": 1e-4, "seed": 0, "threads": 1}
 
@@ -55,7 +56,7 @@ def test_realistic_sizes_are_proven_within_one_percent():
     found = solve(blocks, profiles, limits, time_limit_s=60)
     assert found.gap <= 0.01 and found.solve_s <= 60 and found.model_size["variables"] > 1000
     assert found.predicted_us < solve(blocks, profiles, limits, "greedy").predicted_us
-    assert check.violations(found, blocks, profiles, limits) == []
+    assert schedule_check.violations(found, blocks, profiles, limits) == []
 
 
 @pytest.mark.parametrize("name", milp.NAMES)
@@ -77,7 +78,7 @@ def test_more_classes_than_the_linkage_takes_are_bucketed(monkeypatch):
     monkeypatch.setattr(descent, "LINKAGE_LIMIT", 40)
     found = solve(blocks, profiles, make_limits(), "descent")
     assert found.predicted_us == pytest.approx(free.predicted_us, rel=1e-3)
-    assert check.violations(found, blocks, profiles, make_limits()) == []
+    assert schedule_check.violations(found, blocks, profiles, make_limits()) == []
 
 
 def test_gurobi_names_the_size_and_the_limit():

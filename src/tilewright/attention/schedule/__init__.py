@@ -1,7 +1,6 @@
 """Schedules: which tile covers each region, in which round, and in what order (stage T4).
 
-`solve` makes a `Schedule`. The executors run its work list in that order. `check.violations` judges it and does not
-know how it was made.
+`solve` makes a `Schedule`. The executors run its work list in that order.
 
 The way of a schedule: ``problem`` (what regions need and what a choice costs) → a heuristic, ``greedy`` or ``descent``,
 or the integer program of ``_program`` for a solver of `milp` → ``search`` (the work list) → ``record`` (the file, and

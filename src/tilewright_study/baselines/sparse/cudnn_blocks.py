@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.core.errors import Unavailable
-from tilewright.torch_attention import flex_blocks, need_gpu, need_tokens
+from tilewright.torch_attention import need_gpu
+from tilewright_study.baselines import flex_blocks
+from tilewright_study.baselines.sparse._forms import need_tokens
 
 MASKED = True
 DENSE = False

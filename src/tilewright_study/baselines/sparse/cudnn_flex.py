@@ -4,12 +4,13 @@ import numpy as np
 import torch
 
 from tilewright.core.errors import Unavailable
-from tilewright.torch_attention import Ready, need_gpu, wide
+from tilewright.torch_attention import Ready, need_gpu
+from tilewright_study.baselines.sparse import _forms
 
 MASKED = True
 DENSE = False
 # It splits no row.
-VARIANTS = ("plan", "plan" + wide.SPLIT)
+VARIANTS = ("plan", "plan" + _forms.SPLIT)
 
 # Query and key tiles of its Hopper kernel, up to head dim 96 and above.
 TILES = {96: (192, 128), 128: (128, 128)}
@@ -21,7 +22,7 @@ def prepare(graph, **setting):
     executed: pairs of the tiles that hold some pair. ASSUME: version 1.32 of the frontend, whose interface is called
     experimental.
     """
-    return wide.form(_prepare, graph, **setting)
+    return _forms.split(_prepare, graph, **setting)
 
 
 def _prepare(graph, *, batch, heads, head_dim, dtype, device, max_bytes, **_):

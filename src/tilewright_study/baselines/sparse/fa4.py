@@ -4,13 +4,15 @@ import numpy as np
 import torch
 
 from tilewright.core.errors import Unavailable
-from tilewright.torch_attention import Ready, flex_blocks, need_gpu, patterns, wide
+from tilewright.torch_attention import Ready, need_gpu, patterns
+from tilewright_study.baselines import flex_blocks
+from tilewright_study.baselines.sparse import _forms
 
 MASKED = True
 DENSE = False
 # Blocks that its Hopper kernel takes, queries x keys. It splits no row there.
 _BLOCKS = ("128x128", "64x64", "64x32", "64x16")
-VARIANTS = (*_BLOCKS, *(block + wide.SPLIT for block in _BLOCKS))
+VARIANTS = (*_BLOCKS, *(block + _forms.SPLIT for block in _BLOCKS))
 
 # Bits are there for all places of a tile, also behind the last token.
 _PADDED = 256
@@ -21,7 +23,7 @@ def prepare(graph, **setting):
 
     The pattern's bits are looked up by the mask function, row by row. ASSUME: version 4.0.0b36 of the interface.
     """
-    return wide.form(_prepare, graph, **setting)
+    return _forms.split(_prepare, graph, **setting)
 
 
 def blocks(flags, shape, *, block, head_dim, dtype, device):

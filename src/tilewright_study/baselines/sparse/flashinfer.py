@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from tilewright.core.errors import Unavailable
-from tilewright.torch_attention import Ready, need_gpu, need_tokens
+from tilewright.torch_attention import Ready, need_gpu
+from tilewright_study.baselines.sparse._forms import need_tokens
 
 MASKED = True
 DENSE = False

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tilewright import graph as graphs
 from tilewright.core.errors import Unavailable
 from tilewright.torch_attention import Ready, kernels, patterns
+from tilewright_study.baselines.sparse import _forms
 
 MASKED = True
 DENSE = False
@@ -30,4 +31,4 @@ def prepare(graph, *, variant, batch, heads, head_dim, dtype, device, **_):
     """See the contract of the package; graph: a `part`."""
     if variant == "torch":
         return Ready(F.scaled_dot_product_attention, 0, graph.n_rows * graph.n_cols)
-    return kernels.dense(variant, graph, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, device=device)
+    return _forms.dense(variant, graph, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, device=device)

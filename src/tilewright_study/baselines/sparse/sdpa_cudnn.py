@@ -1,6 +1,6 @@
 """Dense attention over all pairs by cuDNN's fused attention."""
 
-from tilewright.torch_attention import kernels
+from tilewright_study.baselines.sparse import _forms
 
 MASKED = False
 DENSE = True
@@ -9,4 +9,4 @@ VARIANTS = ("cudnn",)
 
 def prepare(graph, *, batch, heads, head_dim, dtype, device, **_):
     """See the contract of the package."""
-    return kernels.dense("cudnn", graph, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, device=device)
+    return _forms.dense("cudnn", graph, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, device=device)

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from tilewright import devices, networks, reference
+from tilewright import devices, networks
 from tilewright.attention.profile import DTYPES
 from tilewright.core import _internals, registry, timing
 from tilewright.core.errors import PatternError, Unavailable
@@ -22,6 +22,7 @@ from tilewright.nn import patterns
 from tilewright_study.experiments.gains import COMPILED, EAGER, GRAPH, REDUCE, TIMM, parse
 from tilewright_study.experiments.networks import run as _networks
 from tilewright_study.experiments.networks import side
+from tilewright_study.measure import oracles
 from tilewright_study.measure.checks import checked, refusal, settled
 from tilewright_study.measure.rows import machine, now
 
@@ -199,7 +200,7 @@ def _look(expected, logits):
         raise ValueError(f"expected logits of {list(expected.shape)}, found {list(logits.shape)}")
     return {
         "max_abs_error": float((logits - expected).abs().max()),
-        "relative_error": reference.logits_error(logits, expected),
+        "relative_error": oracles.logits_error(logits, expected),
     }
 
 

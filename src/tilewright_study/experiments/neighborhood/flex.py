@@ -7,7 +7,8 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from tilewright.core import _internals
-from tilewright.torch_attention import flex, flex_blocks
+from tilewright.torch_attention import flex
+from tilewright_study.baselines import flex_blocks
 
 BLOCK = flex.BLOCK
 # Tokens of a box along each axis, of as many as a block has.

@@ -25,6 +25,7 @@ from tilewright_study import sections
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.experiments.networks import columns, side
 from tilewright_study.measure import clock as clocks
+from tilewright_study.measure import oracles
 from tilewright_study.measure.checks import checked, refusal, settled
 from tilewright_study.measure.rows import machine, now
 
@@ -273,7 +274,7 @@ def oracle_of(dense, inputs):
     dense.float()
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         logits = torch.cat([dense(image[None].float()) for image in inputs])
-    own, most = reference.logits_error(rounded, logits), MOST_ROUNDOFFS * torch.finfo(inputs.dtype).eps / 2
+    own, most = oracles.logits_error(rounded, logits), MOST_ROUNDOFFS * torch.finfo(inputs.dtype).eps / 2
     return Oracle(logits, min(WORST, max(TOLERANCE, own, min(most, ROUNDING * own))))
 
 
@@ -338,7 +339,7 @@ def _checked(network, inputs, oracle, row, compiled, alone=False):
             raise ValueError(f"expected logits of {list(expected.shape)}, found {list(logits.shape)}")
         return {
             "max_abs_error": float((logits - expected).abs().max()),
-            "relative_error": reference.logits_error(logits, expected),
+            "relative_error": oracles.logits_error(logits, expected),
             "same_top1": float((logits.argmax(1) == expected.argmax(1)).double().mean()),
         }
 

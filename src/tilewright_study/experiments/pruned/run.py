@@ -31,6 +31,7 @@ from tilewright.networks.batching import MODES, UNPRUNED, ragged
 from tilewright_study.baselines.sparse import Unavailable, need_gpu
 from tilewright_study.experiments.pruned import FAMILY, check_modes
 from tilewright_study.experiments.pruned.captured import Captured
+from tilewright_study.measure import oracles
 from tilewright_study.measure.checks import judging, refusal, refuted, settled
 from tilewright_study.measure.rows import machine, now
 
@@ -315,7 +316,7 @@ def _compared(seen, oracle, facts, tolerances):
     ours, theirs = seen.logits[same], oracle.logits[same]
     facts |= {
         "max_abs_error": float((ours - theirs).abs().max()),
-        "relative_error": reference.logits_error(ours, theirs),
+        "relative_error": oracles.logits_error(ours, theirs),
         "same_top1": float(top1[same].mean()),
     }
     return facts, refuted(facts | tolerances, [LOGITS])

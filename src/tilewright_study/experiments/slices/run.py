@@ -17,8 +17,8 @@ from tilewright.core import registry
 from tilewright.core.timing import time_gpu, time_host, time_together
 from tilewright.slices import orders
 from tilewright.slices.prediction import LEAST
-from tilewright.torch_attention import flex_blocks
 from tilewright.torch_attention.flex import BLOCK
+from tilewright_study.baselines import flex_blocks
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.baselines.sparse import Unavailable
 from tilewright_study.experiments.slices import ORACLE, SLICE, sizes, text

@@ -30,7 +30,7 @@ from tilewright_study.measure.rows import machine, now
 N_GLOBAL = 1
 # ASSUME: a window whose density is off by more than this share of the one asked for stands for another one.
 OFF = 0.5
-# Rows that are checked, about: one of each stretch of as many tokens, see `reference.chance_of_a_miss`.
+# Rows that are checked, about: one of each stretch of as many tokens, see `reference.sample_rows`.
 CHECKED = 1024
 # Of a block's rows, by how far attention moves them. Weights and tokens are drawn such that it moves a token by about
 # its own length; products of the three other layers round as often as those of attention. Measured on a CPU: 2e-6 in

@@ -5,7 +5,7 @@ import torch
 
 from tilewright.core import _internals
 from tilewright.core.errors import Unavailable
-from tilewright.torch_attention import flex_blocks
+from tilewright_study.baselines import flex_blocks
 
 
 @pytest.mark.parametrize("tokens", [256, 300])

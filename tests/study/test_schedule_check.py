@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from helpers.factories import make_limits, random_inputs
-from tilewright.attention.schedule import COLUMNS, check, greedy, solve
+from tilewright.attention.schedule import COLUMNS, greedy, solve
+from tilewright_study.measure import schedule_check
 
 TILES = ("4x1", "2x1", "4x8")
 
@@ -22,7 +23,7 @@ def case():
         patch.setattr(greedy, "assign", lambda problem: choice)
         schedule = solve(blocks, profiles, limits, "greedy", "paper")
     assert schedule.split.any() and not schedule.split.all()
-    assert check.violations(schedule, blocks, profiles, limits) == []
+    assert schedule_check.violations(schedule, blocks, profiles, limits) == []
     return schedule, blocks, profiles, limits
 
 
@@ -81,7 +82,9 @@ BROKEN = {
 def test_a_broken_schedule_is_seen(name, case):
     schedule, blocks, profiles, limits = case
     change, message = BROKEN[name]
-    assert any(message in line for line in check.violations(change(schedule, blocks), blocks, profiles, limits))
+    assert any(
+        message in line for line in schedule_check.violations(change(schedule, blocks), blocks, profiles, limits)
+    )
 
 
 TIGHTER = {
@@ -98,4 +101,4 @@ def test_a_schedule_of_looser_limits_is_seen(name, case):
     schedule, blocks, profiles, limits = case
     change, message = TIGHTER[name]
     tighter = dataclasses.replace(limits, **change(schedule, profiles))
-    assert any(line.startswith(message) for line in check.violations(schedule, blocks, profiles, tighter))
+    assert any(line.startswith(message) for line in schedule_check.violations(schedule, blocks, profiles, tighter))
