@@ -21,7 +21,7 @@ from tilewright.attention.blocks import tiles
 from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError
-from tilewright_study import experiments, scenes, sections, training
+from tilewright_study import experiments, orders, scenes, sections, training
 from tilewright_study.sections import Section
 
 
@@ -293,8 +293,8 @@ def _tiles(place, names):
 def _orders(settings):
     """Raise `ConfigError` for settings of an unknown order, and for unknown settings of an order."""
     for name, params in settings.items():
-        module = sections.at("reorder", registry.member, "tilewright.attention.reorder", "order", name, reorder.NAMES)
-        sections.at(f"reorder.{name}", msgspec.convert, params, module.Params)
+        sections.at("reorder", registry.check, "order", name, reorder.NAMES)
+        sections.at(f"reorder.{name}", orders.parse, name, params)
 
 
 def _tile_sets(config):

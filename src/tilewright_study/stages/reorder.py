@@ -3,8 +3,7 @@
 import resource
 
 from tilewright import graph as graph_file
-from tilewright.attention import reorder
-from tilewright_study import provenance
+from tilewright_study import orders, provenance
 from tilewright_study.cli import settings
 
 
@@ -16,8 +15,8 @@ def run(method, graph, output, stated):
     then.
     """
     given = settings(stated)
-    module, _ = reorder.parse(method, given)
-    ordered, info = reorder.apply(graph_file.load(graph), method, given)
+    module, _ = orders.parse(method, given)
+    ordered, info = orders.apply(graph_file.load(graph), method, given)
     # ru_maxrss counts KiB on Linux.
     info["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     ordered.meta["reorder"] = info
@@ -25,7 +24,7 @@ def run(method, graph, output, stated):
         "stage": "reorder",
         "parameters": {"method": method, "set": given},
         "inputs": {str(graph): provenance.sha256_file(graph)},
-        "code": provenance.code_digest(module.__name__, "tilewright.graph"),
+        "code": provenance.code_digest(module, "tilewright.graph"),
         "versions": provenance.versions("numpy", "scipy", "numba"),
     }
     graph_file.save(output, ordered, made_by)

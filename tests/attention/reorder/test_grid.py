@@ -14,7 +14,6 @@ from tilewright.attention.blocks import tiles, work
 from tilewright.attention.cuda import tile_lists
 from tilewright.attention.reorder import _grid, _neighbours, _quotient
 from tilewright.attention.reorder._quality import work_fraction
-from tilewright.core.errors import ConfigError
 from tilewright.graph import Graph, from_pattern
 
 # Sides, reach of the windows along each axis, edge.
@@ -298,12 +297,3 @@ def test_settings_ask_for_the_procedure_or_for_the_grid(name):
     assert "cap" in reorder.apply(graph, name, {"grid": False})[1]["params"]
     assert "grid" not in reorder.apply(graph, name, {"cap": 8})[1]["params"]
     assert reorder.apply(graph, name, {"cap": 8, "grid": True})[1]["params"]["sides"] == [12, 12]
-
-
-@pytest.mark.parametrize("name", ["ic", "hc"])
-def test_the_published_procedures_look_for_no_grid(name, monkeypatch):
-    monkeypatch.setattr(_grid, "order", None)
-    params = reorder.apply(from_pattern(windows((12, 12), (2, 2))), name, {"variant": "paper"})[1]["params"]
-    assert "grid" not in params
-    with pytest.raises(ConfigError, match="variant paper has no setting grid"):
-        reorder.parse(name, {"variant": "paper", "grid": True})

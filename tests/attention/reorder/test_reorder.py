@@ -1,6 +1,5 @@
 """T2: every order is a permutation, settings are read strictly, clustering reaches the windows' own order."""
 
-import heapq
 import itertools
 import json
 import subprocess
@@ -17,7 +16,7 @@ from helpers.files import run_script
 from tilewright import graph as graph_file
 from tilewright import masks
 from tilewright.attention import reorder
-from tilewright.attention.reorder import _growth, _linkage, _published, _quotient, _tuning
+from tilewright.attention.reorder import _growth, _linkage, _quotient, _tuning
 from tilewright.attention.reorder._quality import work_fraction
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.graph import from_pattern
@@ -28,10 +27,8 @@ SCRIPT = Path(__file__).parents[3] / "workflow/scripts/reorder.py"
 GENERAL = {
     **{name: (name, {}) for name in reorder.NAMES if name not in ("rcm", "window")},
     "ic-tau": ("ic", {"tau": 0.3, "cap": 4, "col_block": 2}),
-    "ic-paper": ("ic", {"variant": "paper", "col_block": 2}),
     "hc-tree": ("hc", {"chain": "tree", "cap": 2, "neighbors": 2}),
     "hc-growth": ("hc", {"chain": "growth", "cap": 3, "wide": 1.5}),
-    "hc-paper": ("hc", {"variant": "paper", "col_block": 2, "mean_size": 3}),
 }
 
 
@@ -170,12 +167,9 @@ def test_work_fraction_counts_unions_of_padded_groups():
 PUBLISHED_WORK = {
     "vil-raster": ("vil-tiny-224-s1", "none", {}, 0.367),
     "vil-rcm": ("vil-tiny-224-s1", "rcm", {"collapse": False}, 0.310),
-    "vil-ic-0.6": ("vil-tiny-224-s1", "ic", {"variant": "paper"}, 0.359),
-    "vil-ic-0.3": ("vil-tiny-224-s1", "ic", {"variant": "paper", "tau": 0.3}, 0.211),
     "vil-window": ("vil-tiny-224-s1", "window", {}, 0.192),
     "regionvit-raster": ("regionvit-tiny-224-s1", "none", {}, 0.147),
     "regionvit-rcm": ("regionvit-tiny-224-s1", "rcm", {}, 0.055),
-    "regionvit-ic-0.3": ("regionvit-tiny-224-s1", "ic", {"variant": "paper", "tau": 0.3}, 0.054),
     "regionvit-window": ("regionvit-tiny-224-s1", "window", {}, 0.055),
 }
 
@@ -262,99 +256,7 @@ def test_columns_are_equal_only_when_all_rows_are():
     assert _quotient.leaders(ptr, rows, np.array([True, True, True, False])).tolist() == [0, 1, 0, 3]
 
 
-# ------------------------------------------------------------------------------------ published procedures
-
-
-def published_iterative(dense, width, tau, cap, rounds):
-    """The published iterative clustering, in sets."""
-    rows = [set(np.flatnonzero(row) // width) for row in dense]
-    left, order = set(range(len(rows))), []
-    for seed in range(len(rows)):
-        if seed not in left:
-            continue
-        group, union = [seed], set(rows[seed])
-        left.remove(seed)
-        for _ in range(rounds):
-            for row in sorted(r for r in left if rows[r] & union):
-                if cap is not None and len(group) >= cap:
-                    break
-                if 1 - len(rows[row] & union) / len(rows[row] | union) <= tau:
-                    group.append(row)
-                    left.remove(row)
-                    union |= rows[row]
-        order += group
-    return order
-
-
-def published_hierarchical(dense, width, neighbors, mean_size):
-    """The published hierarchical clustering, in sets; of neighbours that share equally many blocks, the oldest."""
-    patterns = {i: set(np.flatnonzero(row) // width) for i, row in enumerate(dense)}
-    members, alive, heap = {i: [i] for i in patterns}, set(patterns), []
-
-    def push(i, both):
-        shared = sorted((-len(patterns[i] & patterns[j]), j) for j in alive - {i} if patterns[i] & patterns[j])
-        for _, j in shared[:neighbors]:
-            if both or i < j:
-                heapq.heappush(heap, (len(patterns[i] ^ patterns[j]), min(i, j), max(i, j)))
-
-    for i in range(len(dense)):
-        push(i, False)
-    while len(alive) > 1 and len(dense) / len(alive) < mean_size and heap:
-        _, i, j = heapq.heappop(heap)
-        if i in alive and j in alive:
-            new = len(patterns)
-            patterns[new], members[new] = patterns[i] | patterns[j], members[i] + members[j]
-            alive = alive - {i, j} | {new}
-            push(new, True)
-    return [row for cluster in sorted((members[i] for i in alive), key=min) for row in cluster]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    dense=patterns(),
-    width=st.sampled_from([1, 3]),
-    tau=st.sampled_from([0.0, 0.3, 0.6, 1.0]),
-    cap=st.sampled_from([None, 1, 3]),
-    rounds=st.integers(1, 3),
-)
-def test_published_iterative_clustering(dense, width, tau, cap, rounds):
-    found = _published.iterative(from_pattern(dense), width, tau, cap, rounds)
-    assert found.tolist() == published_iterative(dense, width, tau, cap, rounds)
-
-
-def test_published_iterative_clustering_scans_what_met_the_group_before_the_scan():
-    # Row 2 only meets the key that row 1 brings in, hence joins after row 3, in the second scan.
-    graph = from_pattern(np.array([[1, 0], [1, 1], [0, 1], [1, 0]], bool))
-    assert _published.iterative(graph, 1, 0.6, None, rounds=2).tolist() == [0, 1, 3, 2]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    dense=patterns(),
-    width=st.sampled_from([1, 3]),
-    neighbors=st.sampled_from([1, 2, 64]),
-    mean_size=st.sampled_from([1, 2, 8]),
-)
-def test_published_hierarchical_clustering(dense, width, neighbors, mean_size):
-    found = _published.hierarchical(from_pattern(dense), width, neighbors, mean_size)
-    assert found.tolist() == published_hierarchical(dense, width, neighbors, mean_size)
-
-
-def test_published_defaults():
-    dense = shuffled(windows(10, 2))
-    ordered, info = reorder.apply(from_pattern(dense), "ic", {"variant": "paper"})
-    assert ordered.row_order.tolist() == published_iterative(dense, 16, 0.6, None, 2)
-    assert info["params"] == {
-        "variant": "paper", "symmetric": True, "col_block": 16, "tau": 0.6, "cap": None, "rounds": 2,
-    }  # fmt: skip
-    ordered, info = reorder.apply(from_pattern(dense), "hc", {"variant": "paper"})
-    assert ordered.row_order.tolist() == published_hierarchical(dense, 16, 64, 8)
-    assert info["params"] == {
-        "variant": "paper", "symmetric": True, "col_block": 16, "neighbors": 64, "mean_size": 8,
-    }  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------ default procedures
+# ------------------------------------------------------------------------------------ procedures
 
 
 def test_growth_takes_the_row_that_adds_least_and_stops_at_the_cap():
@@ -494,7 +396,7 @@ def test_settings_given_are_not_tuned():
     graph = from_pattern(windows(10, 1))
     given = {"cap": 5, "tau": 0.7, "wide": 3.0, "col_block": 2}
     _, info = reorder.apply(graph, "ic", given)
-    assert info["params"] == {**given, "variant": "default", "symmetric": True}
+    assert info["params"] == {**given, "symmetric": True}
 
 
 def test_a_large_graph_is_tuned_on_a_part_of_it(monkeypatch):
@@ -518,31 +420,16 @@ def test_a_large_graph_is_tuned_on_a_part_of_it(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("ic", {"tao": 1}, "order ic: .*`tao`.*known settings: variant, symmetric, col_block, cap, wide, grid, tau"),
+        ("ic", {"tao": 1}, "order ic: .*`tao`.*known settings: symmetric, col_block, cap, wide, grid, tau"),
         ("ic", {"tau": 1.5}, "order ic: .*<= 1.0"),
         ("ic", {"tau": "0.5"}, "order ic: .*float"),
         ("ic", {"cap": 0}, "order ic: .*>= 1"),
         ("ic", {"symmetric": "false"}, "order ic: .*bool"),
-        ("hc", {"variant": "best"}, "order hc: .*best"),
-        ("hc", {"mean_size": 0.5}, "order hc: .*>= 1"),
+        ("hc", {"neighbors": 0}, "order hc: .*>= 1"),
         ("rcm", {"tau": 0.5}, "order rcm: .*`tau`.*known settings: symmetric, collapse"),
     ],
 )
 def test_wrong_settings_are_named(name, params, message):
-    with pytest.raises(ConfigError, match=message):
-        reorder.parse(name, params)
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "message"),
-    [
-        ("ic", {"rounds": 3}, "order ic: variant default has no setting rounds, it has wide, cap, col_block, tau"),
-        ("ic", {"variant": "paper", "wide": 3.0}, "order ic: variant paper has no setting wide"),
-        ("hc", {"mean_size": 8}, "order hc: variant default has no setting mean_size"),
-        ("hc", {"variant": "paper", "cap": 8}, "order hc: variant paper has no setting cap"),
-    ],
-)
-def test_settings_of_the_other_variant_are_refused(name, params, message):
     with pytest.raises(ConfigError, match=message):
         reorder.parse(name, params)
 

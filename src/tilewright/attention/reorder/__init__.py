@@ -11,6 +11,8 @@ queries.
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -30,11 +32,16 @@ def parse(name: str, params: dict[str, Any] | None = None) -> tuple[ModuleType, 
     range.
     """
     module = registry.member("tilewright.attention.reorder", "order", name, NAMES)
+    return module, settings(name, params or {}, module.Params)
+
+
+def settings(name: str, params: dict[str, Any], kind: Any) -> Any:
+    """`params` as a struct of this kind. Raises `ConfigError` as `parse`."""
     try:
-        return module, msgspec.convert(params or {}, module.Params)
+        return msgspec.convert(params, kind)
     except msgspec.ValidationError as error:
-        known = ", ".join(module.Params.__struct_fields__)
-        raise ConfigError(f"order {name}: {contents.said(error, module.Params)}; known settings: {known}") from None
+        known = ", ".join(kind.__struct_fields__)
+        raise ConfigError(f"order {name}: {contents.said(error, kind)}; known settings: {known}") from None
 
 
 def apply(graph: Graph, name: str, params: dict[str, Any] | None = None) -> tuple[Graph, dict[str, Any]]:
@@ -44,11 +51,16 @@ def apply(graph: Graph, name: str, params: dict[str, Any] | None = None) -> tupl
     work of groups of 64 consecutive queries over dense attention. Raises `UnknownNameError`, `ConfigError` and
     `PatternError`.
     """
+    module, given = parse(name, params)
+    return timed(graph, name, partial(module.order, params=given))
+
+
+def timed(graph: Graph, name: str, order: Callable[[Graph], tuple]) -> tuple[Graph, dict[str, Any]]:
+    """What `apply` returns, of an `order` with its settings."""
     from tilewright.attention.reorder._quality import work_fraction
 
-    module, settings = parse(name, params)
     begin = time.perf_counter()
-    row_order, col_order, used = module.order(graph, settings)
+    row_order, col_order, used = order(graph)
     seconds = time.perf_counter() - begin
     info = {"order": name, "params": used, "seconds": seconds, "work_fraction": work_fraction(graph, row_order)}
     return graph.reordered(row_order, col_order), info

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -25,9 +25,8 @@ TUNE_ROWS = 2048
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings that both clusterings have; None is tuned (default) or the published value (paper)."""
+    """Settings that both clusterings have; None is tuned."""
 
-    variant: Literal["default", "paper"] = "default"
     symmetric: bool | None = None
     col_block: Annotated[int, msgspec.Meta(ge=1)] | None = None
     cap: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -35,43 +34,28 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     grid: bool | None = None
 
 
-def check(params: Params, published: Settings, grid: Grid) -> None:
-    """Raise ValueError (which `msgspec.convert` reports) for a setting of the other variant of `params`."""
-    known = [*published] if params.variant == "paper" else [*grid, "grid"]
-    if foreign := _given(params).keys() - set(known):
-        raise ValueError(
-            f"variant {params.variant} has no setting {', '.join(sorted(foreign))}, it has {', '.join(known)}"
-        )
-
-
 def order(
     name: str,
     graph: "Graph",
     params: Params,
-    published: tuple[Settings, Callable[..., NDArray[np.int32]]],
     grid: Grid,
     arrange: Arrange,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], Settings]:
     """What the module `name` returns for `params` (see `tilewright.attention.reorder`).
 
-    published: the settings and the procedure of ``variant: paper``, which takes from them what is left open and tunes
-    nothing. grid: the values that are tried of what the default variant leaves open, the first of which stands else.
-    arrange: its procedure. Where the pattern has a grid, that decides (see `_grid.order`), unless `params` asks for the
-    procedure by its settings.
+    grid: the values that are tried of what is left open, the first of which stands else. arrange: the procedure. Where
+    the pattern has a grid, that decides (see `_grid.order`), unless `params` asks for the procedure by its settings.
     """
-    given = {key: value for key, value in _given(params).items() if key != "grid"}
-    wanted = params.variant == "default" and (not given if params.grid is None else params.grid)
-    found = _grid(graph) if wanted else None
+    stated = msgspec.structs.asdict(params)
+    given = {key: stated[key] for key in grid if stated[key] is not None}
+    found = _grid(graph) if (not given if params.grid is None else params.grid) else None
     if found is not None:
         rows, used = found[0], {"grid": True, **found[1]}
-    elif params.variant == "paper":
-        used = {**published[0], **given}
-        rows = published[1](graph, **used)
     else:
         free = {key: values for key, values in grid.items() if key not in given and len(values) > 1}
         rows, used = _tuned(name, graph, {key: values[0] for key, values in grid.items()} | given, free, arrange)
     cols, symmetric = key_order(graph, rows, params.symmetric)
-    return rows, cols, {**used, "variant": params.variant, "symmetric": symmetric}
+    return rows, cols, {**used, "symmetric": symmetric}
 
 
 def _grid(graph):
@@ -79,11 +63,6 @@ def _grid(graph):
     from tilewright.attention.reorder import _grid
 
     return _grid.order(graph)
-
-
-def _given(params):
-    settings = msgspec.to_builtins(params)
-    return {k: v for k, v in settings.items() if v is not None and k not in ("variant", "symmetric")}
 
 
 def _tuned(name, graph, used, free, arrange):

@@ -1,8 +1,8 @@
 """Hierarchical clustering: the closest clusters merge until none fits (stage T2).
 
-The procedure of the IPDPS'26 artifact is ``variant: paper``. The default takes the boxes of a grid where tokens turn
-out to lie on one (see `tilewright.attention.reorder._grid`). Else it merges similar rows by the least increase of work
-under a cap and then puts the clusters in an order (see `tilewright.attention.reorder._linkage`).
+Takes the boxes of a grid where tokens turn out to lie on one (see `tilewright.attention.reorder._grid`). Else it merges
+similar rows by the least increase of work under a cap and then puts the clusters in an order (see
+`tilewright.attention.reorder._linkage`).
 """
 
 from functools import cache
@@ -18,7 +18,6 @@ from tilewright.attention.reorder._axes import WIDE
 if TYPE_CHECKING:
     from tilewright.graph import Graph
 
-PUBLISHED = {"col_block": 16, "neighbors": 64, "mean_size": 8}
 GRID = {
     "wide": (WIDE, 1.25, 8.0),
     "chain": ("tree", "growth"),
@@ -29,21 +28,16 @@ GRID = {
 
 
 class Params(_tuning.Params, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings; None is tuned (default) or the published value (paper).
+    """Settings; None is tuned.
 
-    col_block: columns of a quotient block. neighbors: candidates of each row. cap: most queries in a cluster (default
-    only). wide: rows that see more than this multiple of the median number of keys are ordered apart (default only).
-    chain: what orders the clusters, the tree of further merges or growth into groups of 64 (default only). mean_size:
-    mean rows of a cluster at which merging stops (paper only). grid: whether clusters are boxes where tokens turn out
-    to lie on a grid (default only); None where no setting of the clustering is given.
+    col_block: columns of a quotient block. neighbors: candidates of each row. cap: most queries in a cluster. wide:
+    rows that see more than this multiple of the median number of keys are ordered apart. chain: what orders the
+    clusters, the tree of further merges or growth into groups of 64. grid: whether clusters are boxes where tokens turn
+    out to lie on a grid; None where no setting of the clustering is given.
     """
 
     neighbors: Annotated[int, msgspec.Meta(ge=1)] | None = None
     chain: Literal["tree", "growth"] | None = None
-    mean_size: Annotated[float, msgspec.Meta(ge=1)] | None = None
-
-    def __post_init__(self) -> None:
-        _tuning.check(self, PUBLISHED, GRID)
 
 
 def order(graph: "Graph", params: Params) -> tuple[NDArray[np.int32], NDArray[np.int32], _tuning.Settings]:
@@ -64,12 +58,7 @@ def order(graph: "Graph", params: Params) -> tuple[NDArray[np.int32], NDArray[np
         ]
         return _quotient.join(graph, list(zip(found, chained, strict=True)))
 
-    def published(graph, **used):
-        from tilewright.attention.reorder import _published
-
-        return _published.hierarchical(graph, **used)
-
-    return _tuning.order("hc", graph, params, (PUBLISHED, published), GRID, arrange)
+    return _tuning.order("hc", graph, params, GRID, arrange)
 
 
 def _linkage():

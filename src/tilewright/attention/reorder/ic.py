@@ -1,8 +1,8 @@
 """Iterative clustering: groups grown from a seed by rows that fit the union of their keys (stage T2).
 
 After Labini et al., "Blocking sparse matrices to leverage dense-specific multiplication" (arXiv 2202.05868), and the
-IPDPS'26 artifact, whose procedure is ``variant: paper``. The default takes the boxes of a grid where tokens turn
-out to lie on one (see `tilewright.attention.reorder._grid`), and else grows groups by the least added work (see
+IPDPS'26 artifact. Takes the boxes of a grid where tokens turn out to lie on one (see
+`tilewright.attention.reorder._grid`), and else grows groups by the least added work (see
 `tilewright.attention.reorder._growth`).
 """
 
@@ -19,25 +19,18 @@ from tilewright.attention.reorder._axes import WIDE
 if TYPE_CHECKING:
     from tilewright.graph import Graph
 
-PUBLISHED = {"col_block": 16, "tau": 0.6, "cap": None, "rounds": 2}
 GRID = {"wide": (WIDE, 1.25, 8.0), "cap": (64, 32, 128), "col_block": (1, 8), "tau": (1.0, 0.5)}
 
 
 class Params(_tuning.Params, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings; None is tuned (default) or the published value (paper).
+    """Settings; None is tuned.
 
-    col_block: columns of a quotient block. tau: largest share of a group's rows x keys area that is empty (default),
-    or largest Jaccard distance of a row to the group (paper). cap: most queries in a group. wide: rows that see more
-    than this multiple of the median number of keys are ordered apart (default only). rounds: scans for candidates of
-    each group (paper only). grid: whether groups are boxes where tokens turn out to lie on a grid (default only); None
-    where no setting of the growth is given.
+    col_block: columns of a quotient block. tau: largest share of a group's rows x keys area that is empty. cap: most
+    queries in a group. wide: rows that see more than this multiple of the median number of keys are ordered apart.
+    grid: whether groups are boxes where tokens turn out to lie on a grid; None where no setting of the growth is given.
     """
 
     tau: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    rounds: Annotated[int, msgspec.Meta(ge=1)] | None = None
-
-    def __post_init__(self) -> None:
-        _tuning.check(self, PUBLISHED, GRID)
 
 
 def order(graph: "Graph", params: Params) -> tuple[NDArray[np.int32], NDArray[np.int32], _tuning.Settings]:
@@ -53,9 +46,4 @@ def order(graph: "Graph", params: Params) -> tuple[NDArray[np.int32], NDArray[np
         found = parts(graph, used["col_block"], used["wide"])
         return _quotient.join(graph, [(q, _growth.grow(q, cap=used["cap"], tau=used["tau"])) for q in found])
 
-    def published(graph, **used):
-        from tilewright.attention.reorder import _published
-
-        return _published.iterative(graph, **used)
-
-    return _tuning.order("ic", graph, params, (PUBLISHED, published), GRID, arrange)
+    return _tuning.order("ic", graph, params, GRID, arrange)

@@ -86,7 +86,8 @@ def size(case, settings):
 def run(case, settings, how):
     """Yield a row for each order and tile. Raises `TilewrightError`."""
     from tilewright import devices, masks
-    from tilewright.attention import blocks, reorder
+    from tilewright.attention import blocks
+    from tilewright_study import orders
     from tilewright_study.experiments.push_streams import pieces
 
     facts = rows.machine(devices.describe("cpu"))
@@ -94,7 +95,7 @@ def run(case, settings, how):
     for order in settings.orders:
         known = {"model": case, "reorder": order, "tokens": pattern.n_rows, **facts}
         try:
-            ordered, _ = reorder.apply(pattern, order, **settings.reorder.get(order, {}))
+            ordered, _ = orders.apply(pattern, order, settings.reorder.get(order, {}))
         except TilewrightError as reason:
             skipped = {"status": "skipped", "reason": str(reason), "time": rows.now()}
             yield from (known | skipped | {"tile": tile} for tile in settings.tiles)
