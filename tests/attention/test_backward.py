@@ -305,11 +305,3 @@ def test_a_device_without_a_backward_says_so(compiled, monkeypatch):
         call(*tokens, values)
     with torch.no_grad():
         call(*tokens, values)
-
-
-def test_a_device_without_a_gradient_of_a_bias_says_so(monkeypatch):
-    plan, tokens, values, _ = _biased()
-    monkeypatch.delattr("tilewright.attention.cpu.backward.gradients_with_bias")
-    with pytest.raises(PatternError, match="plans for cpu have no gradient of a bias: freeze it"):
-        plan(*tokens, bias=values)
-    torch.autograd.grad(plan(*tokens, bias=values.detach()).sum(), tokens)

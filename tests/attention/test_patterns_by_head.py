@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tilewright as tw
 from tilewright import graph
-from tilewright.attention import backends, patterns
+from tilewright.attention import patterns
 from tilewright.attention.masks import Bias
 from tilewright.attention.units import Units, interleaved
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
@@ -364,15 +364,6 @@ def test_a_batch_of_other_images_is_refused():
 def test_a_bias_of_another_shape_is_refused():
     with pytest.raises(PatternError, match="bias"):
         make(random_masks(H), bias=torch.zeros(H, N_Q, N_K - 1))(*tensors(1))
-
-
-def test_a_device_whose_backward_takes_one_pattern_says_so(monkeypatch):
-    monkeypatch.setattr(backends, "differentiates_units", lambda kind: False)
-    planned = make(random_masks(H))
-    q, k, v = tensors(1)
-    with pytest.raises(PatternError, match="plans for cpu with patterns by head or image have no backward"):
-        planned(q.requires_grad_(), k, v)
-    assert make(random_masks(1)[0])(q, k, v).requires_grad
 
 
 @pytest.mark.parametrize(

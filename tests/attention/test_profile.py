@@ -88,7 +88,7 @@ def alone(cover, measured):
     """Predicted makespan of the schedule with this tile alone."""
     found = problem.build({"16x1": cover}, {"16x1": measured}, devices.limits(measured.device))
     none = np.zeros(found.n_regions, np.int64)
-    return found.makespan_us(none, none)
+    return found.value(none, none)
 
 
 @pytest.mark.parametrize("split_keys", [None, 64])
@@ -194,14 +194,6 @@ def test_bad_arguments_are_refused(cover, monkeypatch):
         measure(cover, dtype="int8")
     with pytest.raises(ArtifactError, match="--head-dim"):
         measure(replace(cover, meta={"heads": 2}))
-
-
-def test_a_file_that_states_a_form_is_refused(tmp_path, measured):
-    profile.save(tmp_path / "p.json", measured)
-    document = json.loads((tmp_path / "p.json").read_text())
-    (tmp_path / "p.json").write_text(json.dumps(document | {"form": {"step_keys": 64}}))
-    with pytest.raises(ArtifactError, match="a profile that states no form of a kernel"):
-        profile.load(tmp_path / "p.json")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def _missing(name):
     """Why a solver cannot run here, or an empty text."""
     zero, one = np.zeros(1), np.ones(1)
     row = np.array([0, 1], np.int32), np.zeros(1, np.int32), one
-    smallest = Model(one, *row, one, one, zero, one, np.ones(1, bool), ("x",))
+    smallest = Model(one, *row, one, one, zero, one, np.ones(1, bool))
     try:
         member = import_module(f"tilewright.milp.{name}")
         member.solve(smallest, time_limit_s=1.0, gap=0.0, seed=0, threads=1)

@@ -17,10 +17,8 @@
         that a capture in a CUDA graph sees the values of each replay.
 
 ``backward.py``, optional: ``gradients(executor, q, k, v, out, grad) -> (dq, dk, dv)`` of ``out = executor(q, k, v)``.
-    Calls on a device without it that need a gradient are refused. Also, optional, of executors with a bias,
-    ``gradients_with_bias(…) -> (dq, dk, dv, d_table)``: the last float32 [H, T], the sums over the pairs of each entry.
-    Without it, calls that need a gradient of a bias are refused. ``TAKES_UNITS`` and ``BIAS_TAKES_UNITS``: True where
-    these take several patterns in one plan (`attention.units`); refused without.
+    Calls on a device without it that need a gradient are refused. Of executors with a bias, ``gradients_with_bias(…) ->
+    (dq, dk, dv, d_table)``: the last float32 [H, T], the sums over the pairs of each entry.
 
 ``cost_model.py``, optional: plans are made, and orders compared, by its predictions; without it plans are made of what
     the probe measures.
@@ -103,20 +101,6 @@ def backward(kind: str) -> ModuleType:
 def differentiates(kind: str) -> bool:
     """Whether executors of `kind` have a backward. Raises `DeviceError` for a kind that is not known."""
     return devices.has(kind, "attention.backward")
-
-
-def differentiates_bias(kind: str, several: bool = False) -> bool:
-    """Whether executors of `kind` have a gradient of a bias; several: in plans of several patterns (`attention.units`).
-
-    Raises `DeviceError` for a kind that is not known.
-    """
-    needed = "BIAS_TAKES_UNITS" if several else "gradients_with_bias"
-    return differentiates(kind) and bool(getattr(backward(kind), needed, False))
-
-
-def differentiates_units(kind: str) -> bool:
-    """Whether the backward of `kind` takes several patterns in one plan, see `attention.units`."""
-    return differentiates(kind) and getattr(backward(kind), "TAKES_UNITS", False)
 
 
 def cost_model(kind: str) -> ModuleType:

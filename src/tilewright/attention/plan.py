@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tilewright import devices, graph
 from tilewright.attention import backends, blocks, native, patterns, profile, reorder, schedule
@@ -55,8 +56,8 @@ if TYPE_CHECKING:
     from scipy.sparse import sparray, spmatrix
     from torch.nn.attention.flex_attention import BlockMask
 
-    MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    Pattern: TypeAlias = Graph | sparray | spmatrix | NDArray | torch.Tensor | BlockMask | MaskMod | str | Path
+    MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    Pattern: TypeAlias = Graph | sparray | spmatrix | NDArray | Tensor | BlockMask | MaskMod | str | Path
 
 KIND = "plan"
 VERSION = 1
@@ -100,7 +101,7 @@ def plan(
     reorder: str = "auto",
     tiles: Sequence[str] | None = None,
     solver: str = "highs",
-    bias: Bias | torch.Tensor | None = None,
+    bias: Bias | Tensor | None = None,
     scale: float | None = None,
     shape: tuple[int, int] | None = None,
     split_keys: int | Literal["auto"] | None = "auto",
@@ -315,7 +316,7 @@ class Plan:
         profiles: dict[str, profile.Profile],
         work_list: schedule.Schedule,
         *,
-        bias: Bias | torch.Tensor | None = None,
+        bias: Bias | Tensor | None = None,
         scale: float | None = None,
         reorder: dict[str, Any],
         units: Units | None = None,
@@ -339,22 +340,14 @@ class Plan:
         # By order and device, and whether tiles run in any case.
         self._prepared: dict[tuple[bool, int, bool], Any] = {}
         # Of the last values of a bias that a call gave: these, and the executor with them.
-        self._valued: dict[tuple[bool, int, bool], tuple[torch.Tensor, Any]] = {}
+        self._valued: dict[tuple[bool, int, bool], tuple[Tensor, Any]] = {}
         # By `ordered`, the executor of the last call, where it knows of its calls.
         self._called: dict[bool, Any] = dict.fromkeys((False, True), native.Unprepared())
         self._digest: str | None = None
-        self._bytes: torch.Tensor | None = None
+        self._bytes: Tensor | None = None
         self._name = operators.register(self)
 
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        ordered: bool = False,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, ordered: bool = False, bias: Tensor | None = None) -> Tensor:
         """Attention over the pattern.
 
         Parameters
@@ -390,7 +383,7 @@ class Plan:
             if out is not None:
                 return out
         if compiled or operators.watched(q):
-            if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
+            if not all(isinstance(x, Tensor) for x in (q, k, v)):
                 raise _no_tensors(q, k, v)
             # Compilers hold the digest for a constant, and guard what they compile by it, as it is read behind. What is
             # compiled for a layer then serves others whose plans are equal. A program that is exported holds the plan's
@@ -424,7 +417,7 @@ class Plan:
         if self._called[ordered] is not executor and hasattr(executor, "known"):
             self._called = self._called | {ordered: executor}
 
-    def of_projection(self, x: torch.Tensor, *, ordered: bool = False) -> torch.Tensor:
+    def of_projection(self, x: Tensor, *, ordered: bool = False) -> Tensor:
         """Attention of the queries, keys and values that one projection of tokens makes, at less cost for the host.
 
         Parameters
@@ -449,7 +442,7 @@ class Plan:
             joint = self._called[ordered].joint
             if joint[0](x) and (out := joint[1](x)) is not None:
                 return out
-        nested = not isinstance(x, torch.Tensor) or x.is_nested
+        nested = not isinstance(x, Tensor) or x.is_nested
         if nested or x.ndim != 3 or x.shape[2] != 3 * self.heads * self.head_dim:
             width = 3 * self.heads * self.head_dim
             raise PatternError(f"x: expected a tensor [B, N, {width}], found {arguments.shown(x)}")
@@ -465,7 +458,7 @@ class Plan:
             join(x)
         return out.transpose(1, 2).flatten(2)
 
-    def with_bias(self, bias: Bias | torch.Tensor | None) -> "Plan":
+    def with_bias(self, bias: Bias | Tensor | None) -> "Plan":
         """This plan with another bias, and the same order, blocks and schedule.
 
         Parameters
@@ -553,9 +546,7 @@ class Plan:
         """Whether batches may have any number of images: not where patterns differ by image."""
         return self.units is None or self.units.by == "head"
 
-    def run(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ordered: bool, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def run(self, q: Tensor, k: Tensor, v: Tensor, ordered: bool, bias: Tensor | None = None) -> Tensor:
         """The call behind the registered operator. The executor, prepared once for each device, checks and executes."""
         out = self._again(q, k, v, ordered, bias, False)
         if out is not None:
@@ -606,7 +597,7 @@ class Plan:
     def _check_values(self, q, bias):
         """Raise `PatternError` for values of another form than those that the plan was made with."""
         own = self.bias.table if isinstance(self.bias, Bias) else self.bias
-        if not isinstance(bias, torch.Tensor) or bias.is_nested:
+        if not isinstance(bias, Tensor) or bias.is_nested:
             raise PatternError(f"bias: expected a tensor, found {arguments.shown(bias)}")
         if own is None or bias.shape != own.shape or not bias.is_floating_point() or bias.device != q.device:
             planned = "none" if own is None else f"a float tensor {list(own.shape)} on {q.device}"
@@ -616,17 +607,17 @@ class Plan:
 
     def gradients(
         self,
-        grad: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
         ordered: bool,
-        bias: torch.Tensor | None = None,
+        bias: Tensor | None = None,
         of_bias: bool = False,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         """The call behind the backward of the registered operator: those of q, k, v, and `of_bias`, contiguous."""
-        self.check_backward(of_bias)
+        self.check_backward()
         executor = self._executor(q, ordered, bias)
         with torch.no_grad():
             if isinstance(executor, native.Executor) and executor.differentiates and not of_bias:
@@ -640,22 +631,10 @@ class Plan:
                 found = (*found[:3], found[3].view(bias.shape).to(bias.dtype))
         return tuple(x.contiguous() for x in found)
 
-    def check_backward(self, of_bias: bool = False) -> None:
-        """Raise `PatternError` where this plan's device has no backward, or none `of_bias`."""
+    def check_backward(self) -> None:
+        """Raise `PatternError` where this plan's device has no backward."""
         if not backends.differentiates(self.device):
             raise PatternError(f"plans for {self.device} have no backward: call them under torch.no_grad()")
-        if self.units is not None and not backends.differentiates_units(self.device):
-            raise PatternError(
-                f"plans for {self.device} with patterns by head or image have no backward: call them under "
-                "torch.no_grad(), or plan each pattern"
-            )
-        several = self.units is not None
-        if of_bias and not backends.differentiates_bias(self.device, several):
-            of_several = " with patterns by head or image" if several else ""
-            raise PatternError(
-                f"plans for {self.device}{of_several} have no gradient of a bias: freeze it by requires_grad_(False), "
-                "or call them under torch.no_grad()"
-            )
 
     def _prepare(self, ordered, bias=None, tiles=False):
         options: dict[str, Any] = dict(heads=self.heads, head_dim=self.head_dim, dtype=self.dtype, scale=self.scale)
@@ -665,9 +644,7 @@ class Plan:
         work_list = schedule.choose(self.schedule, {}) if tiles else self.schedule
         return native.executor(work_list, self.blocks, self.graph, device=self.device, **options)
 
-    def like_result(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def like_result(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         """Memory as `run` would return it, for compilers that only want its form; refuses what `run` would refuse."""
         if bias is not None:
             self._check_values(q, bias)
@@ -770,7 +747,7 @@ def _ran(s):
 def _no_tensors(q, k, v, bias=None):
     """The error for a call with other things than tensors."""
     given = {"q": q, "k": k, "v": v, "bias": bias}
-    name = next(name for name, x in given.items() if not isinstance(x, torch.Tensor))
+    name = next(name for name, x in given.items() if not isinstance(x, Tensor))
     return PatternError(f"{name}: expected a tensor, found {arguments.shown(given[name])}")
 
 
@@ -836,7 +813,7 @@ def _check_bias(bias, heads, shape, pairs):
     pairs: those that are allowed, as `_allowed` yields them, which alone may not be plus infinity or NaN.
     """
     table, shape = bias.table if isinstance(bias, Bias) else bias, (heads, *shape)
-    if not isinstance(table, (torch.Tensor, np.ndarray)):
+    if not isinstance(table, (Tensor, np.ndarray)):
         raise PatternError(f"bias: expected a tensor {shape} or a Bias with a table, found {arguments.shown(bias)}")
     table = _tensor(table)
     if table.is_nested:
@@ -903,7 +880,7 @@ def _indices(bias, rows, cols):
 
 def _tensor(table):
     """A tensor as it is, an array as one on the CPU."""
-    if isinstance(table, torch.Tensor):
+    if isinstance(table, Tensor):
         return table
     try:
         return torch.as_tensor(table, device="cpu")

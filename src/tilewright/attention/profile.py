@@ -128,10 +128,6 @@ class _Device(msgspec.Struct):
 def load(path: str | Path) -> Profile:
     """Read a profile that `save` wrote, checking its contents. Raises `ArtifactError`."""
     document = artifacts.read_json(path, KIND, VERSION)
-    # Of development versions, whose tiles had kernels of several forms.
-    contents.expect(
-        path, document.get("form") is None, "a profile that states no form of a kernel", document.get("form")
-    )
     profile = contents.fields(path, KIND, document, Profile)
     kind = contents.fields(path, KIND, profile.device, _Device).kind
     contents.expect(path, kind in devices.NAMES, f"a device of one of the kinds {', '.join(devices.NAMES)}", kind)

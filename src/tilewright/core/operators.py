@@ -35,7 +35,7 @@ def register(plan: Any) -> str:
     """Make `plan` known to the operator; return a name that no other plan of this process has or had.
 
     The operator is given ``plan.digest()``, or the name where nothing is compiled or exported, and calls
-    ``plan.run(q, k, v, ordered, bias)``, ``plan.like_result(q, k, v)``, ``plan.check_backward(of_bias)`` and
+    ``plan.run(q, k, v, ordered, bias)``, ``plan.like_result(q, k, v)``, ``plan.check_backward()`` and
     ``plan.gradients(…)``.
     """
     name = f"plan {next(_NUMBERS)}"
@@ -154,7 +154,7 @@ def _setup(ctx, inputs, output):
     # The plan is held: its owner may drop it before the backward.
     ctx.held = _plan(ctx.plan, None)
     ctx.of_bias = bias is not None and bias.requires_grad
-    ctx.held.check_backward(ctx.of_bias)
+    ctx.held.check_backward()
     ctx.save_for_backward(q, k, v, output, bias)
 
 

@@ -24,7 +24,6 @@ the folder:
     ``GPU_TIMER``: bool, a call returns before its work is done, and CUDA events time it (`core.timing.time_gpu`). Where
         it is False the result is complete when the call returns, and the host's clock times it
         (`core.timing.time_call`).
-    ``GRAPHS``: bool, a call may be captured in a CUDA graph, after a first call with such tensors.
     ``EXCLUSIVE``: bool, timed jobs start side by side and each holds a device through a lock while it runs on it. Where
         it is False the workflow runs one timed job at a time, on all cores.
     ``available() -> list``, ``claim(name)``, where ``EXCLUSIVE``: names of the devices that this process may use, the

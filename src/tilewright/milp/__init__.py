@@ -10,12 +10,8 @@ raises `SolverError`.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 NAMES = ("highs", "gurobi")
 
@@ -28,7 +24,7 @@ class Model:
 
     start: int32 [m + 1], column: int32, value: float64: row i holds ``value[start[i]:start[i+1]]`` in the columns
         ``column[start[i]:start[i+1]]``, which ascend.
-    integrality: bool [n], which variables are integers. names: str [n].
+    integrality: bool [n], which variables are integers.
     """
 
     cost: np.ndarray
@@ -40,14 +36,6 @@ class Model:
     lower: np.ndarray
     upper: np.ndarray
     integrality: np.ndarray
-    names: tuple[str, ...]
-
-    @property
-    def rows(self) -> "csr_array":
-        """The rows as a `scipy.sparse.csr_array` [m, n], for solvers that take one. SciPy is imported only here."""
-        from scipy.sparse import csr_array
-
-        return csr_array((self.value, self.column, self.start), shape=(len(self.row_lower), len(self.cost)))
 
     @property
     def size(self) -> dict[str, int]:

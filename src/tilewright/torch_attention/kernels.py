@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tilewright.core import _internals
 from tilewright.core.errors import Unavailable
@@ -11,7 +12,7 @@ from tilewright.core.errors import Unavailable
 NAMES = ("flash", "cudnn", "efficient")
 
 
-def need(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def need(backend: str, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise `Unavailable` unless `backend` takes such tokens without a mask."""
     able = getattr(torch.backends.cuda, f"can_use_{backend}_attention")
     with warnings.catch_warnings(record=True) as caught:
@@ -22,14 +23,8 @@ def need(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Non
 
 
 def attend(
-    backend: str,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    with_lse: bool = False,
-    scale: float | None = None,
-    bias: Any = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    backend: str, q: Tensor, k: Tensor, v: Tensor, with_lse: bool = False, scale: float | None = None, bias: Any = None
+) -> tuple[Tensor, Tensor]:
     """Attention over all pairs by `backend`: ``(out [B, H, N_q, D], lse [B, H, N_q, 1] float32)``.
 
     The operators are called as `scaled_dot_product_attention` calls them. lse: natural logarithms, undefined unless
@@ -42,7 +37,7 @@ def attend(
     return out, lse.flatten(2)[:, :, : q.shape[2], None] if with_lse else lse
 
 
-def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, longest: int) -> torch.Tensor:
+def varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
     """FlashAttention-2 of packed images [T, H, D], each within itself. starts: int32 [B + 1], cumulative lengths;
     longest: a bound of them."""
     return _internals.packed_flash(q, k, v, starts, starts, longest, longest, 0.0, False, False)[0]

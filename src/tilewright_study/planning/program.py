@@ -128,7 +128,6 @@ def model(saved_us: np.ndarray, losses: Losses, need_us: float) -> Model:
         lower=np.concatenate((np.zeros(columns - 1), [1.0])),
         upper=np.ones(columns),
         integrality=np.arange(columns) < blocks,
-        names=(*(f"skip_{i}" for i in range(blocks)), *(f"both_{i}_{j}" for i, j in losses.pairs), "constant"),
     )
 
 

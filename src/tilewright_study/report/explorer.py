@@ -120,13 +120,19 @@ def _plan(plan, covers, profiles):
         "lane": plan.lane,
         "split": plan.split.astype(int),
         "start_us": plan.start_us.round(2),
-        "latency_us": plan.latencies_us(profiles).round(3),
+        "latency_us": _latencies_us(plan, profiles).round(3),
         "entries": np.array(entries),
         "pairs": np.array(pairs),
     }
     facts = {name: getattr(plan, name) for name in ("status", "gap", "predicted_us", "lanes", "tiles")}
     columns = {name: column.tolist() for name, column in items.items()}
     return {**facts, "edges": edges.tolist(), "items": {**columns, "cells": cells}}
+
+
+def _latencies_us(plan, profiles):
+    """float64 [I]: predicted latency of each item of a plan."""
+    of_shapes = [[shape.latency_us for shape in profile.shapes] for profile in profiles]
+    return np.array([of_shapes[t][k] for t, k in zip(plan.tile, plan.shape, strict=True)], float)
 
 
 def _runs(plan):

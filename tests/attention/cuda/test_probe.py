@@ -149,7 +149,7 @@ def test_a_tile_alone_is_predicted_as_it_was_timed(ordered, monkeypatch, name, s
     for s, tile in enumerate(cover):
         # A launch that takes no more than any launch is given a tenth, so that no item is free.
         expected_us = whole[tile] if name != "launch" else 2.0 + whole[tile] / 10
-        assert found.makespan_us(first_round + s, first_round) == pytest.approx(expected_us)
+        assert found.value(first_round + s, first_round) == pytest.approx(expected_us)
         alone = {tile: cover[tile]}, {tile: profiles[tile]}
         assert schedule.solve(*alone, found.limits, solver="greedy").predicted_us == pytest.approx(expected_us)
 
@@ -170,7 +170,7 @@ def test_a_part_of_the_regions_takes_its_share_of_the_load(ordered, monkeypatch)
         steps.append(lists.items[chosen[longest_first], Item.STEPS])
     both_us = sum(CLOCKS["ramp"](each) for each in steps)
     assert (table.sum(axis=1) == [len(each) for each in steps]).all()
-    assert found.makespan_us(tile, tile) == pytest.approx(both_us, rel=0.1)
+    assert found.value(tile, tile) == pytest.approx(both_us, rel=0.1)
 
 
 def test_without_a_gpu_nothing_is_profiled(ordered, monkeypatch):

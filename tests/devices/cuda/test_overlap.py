@@ -115,8 +115,5 @@ def test_launches_overlap_on_hopper_alone(monkeypatch):
     assert options("a") == options("c") == options("a", weight, None) == overlapped
     # A copy is made by the kernel ahead.
     assert options("a", weight, weight.T[:2].T) == {"OVERLAP": False}
-    with overlap.off():
-        assert options("a") == {"OVERLAP": False}
-    assert options("a") == overlapped
     monkeypatch.setattr(overlap.triton.knobs.runtime, "interpret", True)
     assert options("a") == {"OVERLAP": False}

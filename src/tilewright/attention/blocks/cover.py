@@ -7,15 +7,7 @@ block of keys in a block tile.
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.attention.blocks.cut import (
-    Windows,
-    functions,
-    kinds,
-    plain,
-    seen_units,
-    taken,
-    unions,
-)
+from tilewright.attention.blocks.cut import Windows, functions, kinds, plain, seen_units, taken, unions
 from tilewright.attention.blocks.tiles import Tile, aligned_keys
 from tilewright.graph import Graph, take_rows
 

@@ -20,8 +20,6 @@ from tilewright.core import _internals
 from tilewright.devices.cpu import _scatter
 from tilewright.devices.cpu.workers import alone, in_any_state, workers
 
-# Executors of several patterns are differentiated, too.
-TAKES_UNITS = BIAS_TAKES_UNITS = True
 _CPU = torch.device("cpu")
 
 

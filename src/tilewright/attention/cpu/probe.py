@@ -34,14 +34,7 @@ WHOLE_SHARES = 2
 
 @in_any_state
 def measure(
-    blocks: "Blocks",
-    *,
-    heads: int,
-    head_dim: int,
-    dtype: str,
-    split_keys: int,
-    seed: int,
-    budget_s: float,
+    blocks: "Blocks", *, heads: int, head_dim: int, dtype: str, split_keys: int, seed: int, budget_s: float
 ) -> tuple[float, float, list[ItemShape]]:
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; see the contract in `attention.backends`.
 

@@ -33,8 +33,6 @@ from tilewright.core.errors import PatternError
 from tilewright.devices import qkv
 from tilewright.devices.cuda import launcher, tape
 
-# Executors of several patterns are differentiated, also in a bias.
-TAKES_UNITS = BIAS_TAKES_UNITS = True
 # What is said of a capture that comes first.
 REFUSED = "differentiate the plan once with tensors of these shapes and strides before that"
 

@@ -92,13 +92,7 @@ def quotient(graph: "Graph", rows: np.ndarray, col_block: int = 1, exact: bool =
     size = np.bincount(graph.row_id, minlength=graph.n_distinct)[rows].astype(np.float64)
     indptr = np.append(indptr[:-1][full], indptr[-1])
     return Quotient(  # type: ignore[call-arg]  # mypy does not know the length of what is unpacked
-        rows[full],
-        size[full],
-        weight[kept],
-        indptr,
-        indices,
-        *transpose(indptr, indices, len(kept)),
-        rows[~full],
+        rows[full], size[full], weight[kept], indptr, indices, *transpose(indptr, indices, len(kept)), rows[~full]
     )
 
 

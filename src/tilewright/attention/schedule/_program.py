@@ -126,8 +126,7 @@ def build(problem: Problem, objective: str) -> tuple[Model, Columns]:
     integrality = np.ones(width, bool)
     integrality[real:] = False
     row_lower, row_upper = map(np.concatenate, zip(*rows.bounds, strict=True))
-    names = _names(columns)
-    return Model(cost, *rows.compressed(), row_lower, row_upper, np.zeros(width), upper, integrality, names), columns
+    return Model(cost, *rows.compressed(), row_lower, row_upper, np.zeros(width), upper, integrality), columns
 
 
 def encode(problem: Problem, columns: Columns, tile: Ints, rounds: Ints) -> NDArray[np.float64]:
@@ -188,14 +187,3 @@ def _most_kinds(problem):
 
 def _width(columns):
     return max(int(columns.t.max()), columns.top) + 1
-
-
-def _names(columns):
-    names = np.empty(_width(columns), object)
-    for name in ("n", "w", "z", "u", "e", "t"):
-        place = getattr(columns, name)
-        for index in zip(*np.nonzero(place >= 0), strict=True):
-            names[place[index]] = f"{name}[{','.join(map(str, index))}]"
-    if columns.top >= 0:
-        names[columns.top] = "top"
-    return tuple(names)

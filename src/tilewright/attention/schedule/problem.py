@@ -116,16 +116,8 @@ class Problem:
         np.add.at(table, np.asarray(rounds), chosen)
         return table
 
-    def makespan_us(self, tile: Ints, rounds: Ints) -> float:
-        """Predicted makespan of an assignment, in microseconds.
-
-        It is the sum, over the rounds used, of the duration T_r, one launch for each shape present, and the cost of the
-        round.
-        """
-        return self.value(tile, rounds, "sum")
-
-    def value(self, tile: Ints, rounds: Ints, objective: str) -> float:
-        """The objective of an assignment: ``sum`` is the makespan, ``paper`` the longest round."""
+    def value(self, tile: Ints, rounds: Ints, objective: str = "sum") -> float:
+        """The objective of an assignment in microseconds: ``sum`` is the makespan, ``paper`` the longest round."""
         costs = self.costs_us(self.table(tile, rounds), objective)
         return float(costs.sum() if objective == "sum" else costs.max())
 
@@ -146,16 +138,6 @@ class Problem:
         longest = np.where(counts > 0, self.alone_us, 0.0).max(axis=1, initial=0.0)
         uneven_us = np.where(counts @ self.of_tile > 0, self.tile_us, 0.0).max(axis=1, initial=0.0)
         return np.maximum(longest, counts @ self.latency_us / self.limits.lanes + uneven_us)
-
-    def feasible(self, tile: Ints, rounds: Ints) -> bool:
-        """True when an assignment keeps C2, C3, C5 and C6."""
-        tile, rounds = np.asarray(tile), np.asarray(rounds)
-        if not self.allowed[np.arange(self.n_regions), tile].all():
-            return False
-        units = np.bincount(rounds, self.units[np.arange(self.n_regions), tile], self.limits.rounds)
-        kinds = np.zeros((self.limits.rounds, self.n_tiles), np.bool_)
-        kinds[rounds, tile] = True
-        return bool((units <= self.limits.occupancy * SLACK).all()) and all(map(self.compatible, kinds))
 
     def compatible(self, kinds: Bools) -> bool:
         """True when the tiles `kinds` (bool [S]) may share a round (C3, C5)."""

@@ -1,6 +1,6 @@
 """The schedule as a value and as a file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -106,14 +106,6 @@ class Schedule:
         predict them."""
         return max(0.0, self.gap)
 
-    def latencies_us(self, profiles: Sequence[Profile]) -> np.ndarray:
-        """float64 [I]: predicted latency of each item, from the `profiles` of the tiles, in the order of `tiles`."""
-        latency = np.zeros(self.n_items)
-        for t in np.unique(self.tile).tolist():
-            here = self.tile == t
-            latency[here] = np.array([shape.latency_us for shape in profiles[t].shapes])[self.shape[here]]
-        return latency
-
     def summary(self) -> dict[str, Any]:
         """One table row: who solved what, how well, how large and how long."""
         names = ("solver", "status", "objective", "objective_us", "bound_us", "gap", "predicted_us")
@@ -218,8 +210,6 @@ def read(path: str | Path) -> Schedule | Skipped:
     document = artifacts.read_json(path, KIND, VERSION)
     if document.get("status") == "skipped":
         return contents.fields(path, KIND, document, Skipped)
-    # Of development versions, whose tiles had kernels of several forms.
-    contents.expect(path, not document.get("forms"), "a schedule that states no forms of kernels", "some")
     facts = contents.fields(path, KIND, document, _Facts)
     lists = contents.fields(path, KIND, document.get("work"), _Work)
     try:

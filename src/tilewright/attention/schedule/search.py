@@ -102,7 +102,7 @@ def solve(
         lanes=limits.lanes,
         solver=solver,
         objective=objective,
-        predicted_us=problem.makespan_us(*choice),
+        predicted_us=problem.value(*choice),
         objective_us=value,
         bound_us=bound,
         gap=proven,
@@ -170,8 +170,8 @@ def _doubted(problem: Problem, profiles: Mapping[str, Profile], choice: Choice) 
     fixed = descent.alone(problem)
     if len(np.unique(choice[0])) < 2 or not fixed:
         return choice, {}
-    alone = min(fixed, key=lambda one: problem.makespan_us(*one))
-    taken, least = problem.makespan_us(*choice), problem.makespan_us(*alone)
+    alone = min(fixed, key=lambda one: problem.value(*one))
+    taken, least = problem.value(*choice), problem.value(*alone)
     doubt = max(spread(problem, profiles, *one) for one in (choice, alone))
     if taken < least * (1 - doubt):
         return choice, {}

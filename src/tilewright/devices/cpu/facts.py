@@ -11,7 +11,7 @@ MACHINE = ("kind", "name")
 IDENTITY = (*MACHINE, "threads", "l1_bytes", "l2_bytes", "l3_bytes", "torch")
 
 TORCH_DEVICE = "cpu"
-CUDA = GPU_TIMER = GRAPHS = EXCLUSIVE = False
+CUDA = GPU_TIMER = EXCLUSIVE = False
 TILES = ("32x1", "64x1", "64x64")
 # Cores take items of any kind from one list.
 MIXES = True

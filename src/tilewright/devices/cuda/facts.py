@@ -11,7 +11,7 @@ MACHINE = ("kind", "name", "multiprocessors")
 IDENTITY = (*MACHINE, "torch", "triton")
 
 TORCH_DEVICE = "cuda"
-CUDA = GPU_TIMER = GRAPHS = EXCLUSIVE = True
+CUDA = GPU_TIMER = EXCLUSIVE = True
 TILES = ("32x1", "64x1", "64x64")
 # Launches follow one another, each with a tail of its own: on an H200, plans of several kinds of tiles took longer than
 # those of the best kind (docs/decisions/schedules.md).
@@ -62,12 +62,17 @@ def describe() -> dict[str, Any]:
 
 def seen() -> dict:
     """The GPUs that the driver lists, by their names, and the versions that times depend on."""
-    query = [TOOL, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        listed = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+        listed = _listed("name")
     except (OSError, subprocess.CalledProcessError):
         listed = []
     return {"kind": "cuda", "name": " or ".join(sorted({*listed})), **versions("torch", "triton")}
+
+
+def _listed(*facts):
+    """What `TOOL` states of each GPU, a line each."""
+    query = [TOOL, f"--query-gpu={','.join(facts)}", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def current() -> int | None:
@@ -79,9 +84,8 @@ def current() -> int | None:
 
 def available() -> Any:
     """Identifiers of the GPUs that this process may use, a list. Raises `DeviceError` where the driver lists none."""
-    query = [TOOL, "--query-gpu=uuid", "--format=csv,noheader"]
     try:
-        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+        found = _listed("uuid")
     except (OSError, subprocess.CalledProcessError) as error:
         raise DeviceError(f"expected an NVIDIA GPU that {TOOL} lists, found {error}; known: cpu") from error
     stated = os.environ.get(_VISIBLE)
@@ -115,10 +119,9 @@ def query_gpu(*facts: Any) -> list[str]:
     import torch
 
     own = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-    query = [TOOL, f"--query-gpu=uuid,{','.join(facts)}", "--format=csv,noheader"]
     try:
-        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
-        return next(rest for uuid, *rest in (line.split(", ") for line in lines) if uuid.endswith(own))
+        lines = [line.split(", ") for line in _listed("uuid", *facts)]
+        return next(rest for uuid, *rest in lines if uuid.endswith(own))
     except (OSError, subprocess.CalledProcessError, StopIteration, ValueError) as error:
         raise DeviceError(f"expected {TOOL} to state {', '.join(facts)} of GPU {own}, found {error!r}") from error
 

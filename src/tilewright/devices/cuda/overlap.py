@@ -10,9 +10,6 @@ that one. `maps.patches`, which a network begins with, and `maps.decode`, whose 
 none.
 """
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -22,8 +19,6 @@ import triton.language as tl
 
 # Hopper, the first with such launches.
 LEAST = 9, 0
-
-_wanted = contextvars.ContextVar("overlap", default=True)
 
 
 @triton.jit
@@ -40,19 +35,9 @@ def options(x: torch.Tensor, *early: Any) -> dict:
     early: weights, or None, that it reads before it waits. Where one is not contiguous the launch is as usual: the
     kernel ahead is what copies it.
     """
-    if _wanted.get() and x.is_cuda and _able(x.device) and all(w is None or w.is_contiguous() for w in early):
+    if x.is_cuda and _able(x.device) and all(w is None or w.is_contiguous() for w in early):
         return {"OVERLAP": True, "launch_pdl": True}
     return {"OVERLAP": False}
-
-
-@contextlib.contextmanager
-def off() -> Iterator[None]:
-    """Within, launches do not overlap."""
-    token = _wanted.set(False)
-    try:
-        yield
-    finally:
-        _wanted.reset(token)
 
 
 @cache

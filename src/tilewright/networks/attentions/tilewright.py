@@ -41,14 +41,12 @@ def prepare(
     def attend(q, k, v):
         return found(q, k, v, ordered=True)
 
-    # Where biases have no gradient, one that needs it must not be lost.
-    whole = backends.differentiates if bias is None else backends.differentiates_bias
-    return attend if whole(device.type) else partial(attention_sites.without_backward, attend)
+    return attend if backends.differentiates(device.type) else partial(attention_sites.without_backward, attend)
 
 
 def taking(site: attention_sites.Site, dtype: torch.dtype, device: torch.device) -> Callable | None:
     """The site's plan, which takes the values of the bias in each call."""
-    if not backends.differentiates_bias(device.type):
+    if not backends.differentiates(device.type):
         return None
     planned = _plan(site, dtype, device)
     made: list = []

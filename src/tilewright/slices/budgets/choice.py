@@ -96,7 +96,6 @@ def model(errors: np.ndarray, us: np.ndarray, limit_us: float) -> milp.Model:
         lower=np.zeros(count),
         upper=np.ones(count),
         integrality=np.ones(count, dtype=bool),
-        names=tuple(f"head_{head}_{share}" for head in range(heads) for share in range(shares)),
     )
 
 

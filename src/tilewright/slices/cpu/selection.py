@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tilewright.devices.cpu.workers import in_any_state
 from tilewright.slices.layout import NO_LENGTH, STEP, UNKNOWN
@@ -38,14 +39,8 @@ class Selection:
 
     @in_any_state
     def pooled(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        pool: int,
-        scale: float,
-        lengths: torch.Tensor | None = None,
-        sample: int = 1,
-    ) -> torch.Tensor:
+        self, q: Tensor, k: Tensor, pool: int, scale: float, lengths: Tensor | None = None, sample: int = 1
+    ) -> Tensor:
         """See `selection`."""
         rows, lse = means(q, pool), None
         if sample > 1:
@@ -56,20 +51,20 @@ class Selection:
     @in_any_state
     def column(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        lse: torch.Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        lse: Tensor | None,
         step: int,
         largest: bool,
         scale: float,
-        lengths: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        lengths: Tensor | None = None,
+    ) -> Tensor:
         """See `selection`."""
         lse = None if lse is None else lse[..., ::step]
         return self._codes(q[:, :, ::step], k, lse, step, largest, scale, lengths)
 
     @in_any_state
-    def blocks(self, q: torch.Tensor, k: torch.Tensor, block: int, similarity: float, scale: float) -> torch.Tensor:
+    def blocks(self, q: Tensor, k: Tensor, block: int, similarity: float, scale: float) -> Tensor:
         """See `selection`."""
         layout = self.layout
         k = k[:, :, layout.first : layout.keys - layout.last]
@@ -86,14 +81,14 @@ class Selection:
         return F.pad(codes, (layout.first, layout.last), value=CODES - 1)
 
     @in_any_state
-    def given(self, mask: torch.Tensor) -> torch.Tensor:
+    def given(self, mask: Tensor) -> Tensor:
         """See `selection`."""
         layout = self.layout
         codes = torch.where(mask, 0, 255).to(torch.uint8)
         return codes.expand(layout.batch, layout.heads, layout.groups, layout.keys)
 
     @in_any_state
-    def random(self, seed: int) -> torch.Tensor:
+    def random(self, seed: int) -> Tensor:
         """See `selection`."""
         layout = self.layout
         rows = torch.arange(layout.batch * layout.heads * layout.groups, device=self._device)
@@ -134,14 +129,7 @@ class Selection:
         return [n] * self.layout.batch if lengths is None else [m if 0 < m <= n else n for m in lengths.tolist()]
 
     @in_any_state
-    def select(
-        self,
-        codes: torch.Tensor,
-        rule: "Rule",
-        keys: torch.Tensor,
-        counts: torch.Tensor,
-        lengths: torch.Tensor | None = None,
-    ) -> None:
+    def select(self, codes: Tensor, rule: "Rule", keys: Tensor, counts: Tensor, lengths: Tensor | None = None) -> None:
         """See `selection`."""
         for b, n in enumerate(self._lengths(lengths)):
             rows, lists, found = codes[b, ..., :n].flatten(0, 1), keys[b].view(-1, keys.shape[-1]), counts[b].view(-1)
@@ -159,7 +147,7 @@ class Selection:
         return each.repeat_interleave(self.layout.groups)
 
 
-def means(x: torch.Tensor, n: int) -> torch.Tensor:
+def means(x: Tensor, n: int) -> Tensor:
     """Means of n consecutive rows of x [B, H, N, D], in its type; the last of fewer."""
     if n == 1:
         return x
@@ -170,7 +158,7 @@ def means(x: torch.Tensor, n: int) -> torch.Tensor:
     return found.to(x.dtype)
 
 
-def cosines(x: torch.Tensor, mean: torch.Tensor, n: int) -> torch.Tensor:
+def cosines(x: Tensor, mean: Tensor, n: int) -> Tensor:
     """Mean cosine of n consecutive rows of x [B, H, N, D] to their mean, float32 [B, H, ceil(N / n)]."""
     mean = mean.float()
     spread = mean.repeat_interleave(n, 2)[:, :, : x.shape[2]]
@@ -178,7 +166,7 @@ def cosines(x: torch.Tensor, mean: torch.Tensor, n: int) -> torch.Tensor:
     return means(cosine[..., None], n)[..., 0]
 
 
-def mixed(x: torch.Tensor) -> torch.Tensor:
+def mixed(x: Tensor) -> Tensor:
     """Integers int64 below 2**32, as good as random for consecutive x."""
     # The finaliser of MurmurHash3.
     x = x & 0xFFFFFFFF

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import triton
+from torch import Tensor
 
 from tilewright.devices.cuda.launcher import KEYS, CachedLaunch, lasting, lasting_memory
 from tilewright.devices.cuda.tape import recorded  # noqa: F401  of the contract
@@ -60,31 +61,20 @@ class Selection:
         return self.layout.batch * self.layout.heads * self.layout.groups
 
     def pooled(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        pool: int,
-        scale: float,
-        lengths: torch.Tensor | None = None,
-        sample: int = 1,
-    ) -> torch.Tensor:
+        self, q: Tensor, k: Tensor, pool: int, scale: float, lengths: Tensor | None = None, sample: int = 1
+    ) -> Tensor:
         """See `selection`."""
         rows = self.means(q, pool)
         lse = self.log_sum_exps(rows, k[:, :, ::sample], scale, lengths, sample)
         return self._codes(rows, k, lse, pool, False, scale)
 
-    def means(self, q: torch.Tensor, pool: int) -> torch.Tensor:
+    def means(self, q: Tensor, pool: int) -> Tensor:
         """Means of `pool` consecutive queries each, [B, H, P, D]."""
         return q if pool == 1 else self._launch("_start_means", pool)(q)
 
     def log_sum_exps(
-        self,
-        rows: torch.Tensor,
-        k: torch.Tensor,
-        scale: float,
-        lengths: torch.Tensor | None = None,
-        sample: int = 1,
-    ) -> torch.Tensor:
+        self, rows: Tensor, k: Tensor, scale: float, lengths: Tensor | None = None, sample: int = 1
+    ) -> Tensor:
         """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]; each of the keys is one
         of `sample`."""
         known = self._all(k.shape[2]) if lengths is None else lengths
@@ -92,21 +82,21 @@ class Selection:
 
     def column(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        lse: torch.Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        lse: Tensor | None,
         step: int,
         largest: bool,
         scale: float,
-        lengths: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        lengths: Tensor | None = None,
+    ) -> Tensor:
         """See `selection`."""
         rows = q[:, :, ::step]
         if lse is None:
             return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths), step, largest, scale)
         return self._codes(rows, k, lse[:, :, None, ::step], step, largest, scale, LOG2_E)
 
-    def blocks(self, q: torch.Tensor, k: torch.Tensor, block: int, similarity: float, scale: float) -> torch.Tensor:
+    def blocks(self, q: Tensor, k: Tensor, block: int, similarity: float, scale: float) -> Tensor:
         """See `selection`."""
         layout = self.layout
         k = k[:, :, layout.first : layout.keys - layout.last]
@@ -121,23 +111,16 @@ class Selection:
         coded = self._launch("_start_block_codes", similarity, scale)(*means, lse, *alike)
         return self._launch("_start_spread", block)(coded)
 
-    def given(self, mask: torch.Tensor) -> torch.Tensor:
+    def given(self, mask: Tensor) -> Tensor:
         """See `selection`."""
         return self._launch("_start_given")(mask.view(torch.uint8))
 
-    def random(self, seed: int) -> torch.Tensor:
+    def random(self, seed: int) -> Tensor:
         """See `selection`."""
         codes = self._empty_codes(self.layout.keys)
         return self._launch("_start_random", seed)(codes)
 
-    def select(
-        self,
-        codes: torch.Tensor,
-        rule: "Rule",
-        keys: torch.Tensor,
-        counts: torch.Tensor,
-        lengths: torch.Tensor | None = None,
-    ) -> None:
+    def select(self, codes: Tensor, rule: "Rule", keys: Tensor, counts: Tensor, lengths: Tensor | None = None) -> None:
         """See `selection`."""
         known = self._all(self.layout.keys) if lengths is None else lengths
         if rule.width > 1:
@@ -261,12 +244,7 @@ class Selection:
         codes = self._empty_codes(n)
         arguments = (n, self.layout.first, n - self.layout.last, codes.stride(2), coded.stride(2), block, MOVED)
         grid = self._lists * math.ceil(n / MOVED)
-        return (
-            codes,
-            selection_kernels.tilewright_slice_spread[(grid,)](codes, coded, *arguments),
-            grid,
-            arguments,
-        )
+        return (codes, selection_kernels.tilewright_slice_spread[(grid,)](codes, coded, *arguments), grid, arguments)
 
     def _start_given(self, mask):
         layout = self.layout
@@ -297,10 +275,7 @@ class Selection:
 
     def _start_select(self, rule, keys, counts, codes, lengths, always, counted):
         units = codes.shape[3]
-        stated = (
-            0 if rule.mass is None else rule.mass_units,
-            -1 if rule.code is None else rule.code,
-        )
+        stated = (0 if rule.mass is None else rule.mass_units, -1 if rule.code is None else rule.code)
         of_entry = self._lists // self.layout.batch
         sizes = (self.layout.keys, of_entry, self.layout.groups, len(rule.always), *stated, rule.least, rule.most)
         chosen_by = (rule.mass is not None, rule.code is not None, bool(rule.always), rule.free, rule.known, rule.width)

@@ -18,11 +18,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tilewright.devices.cuda.warps import GATHERING, next_stage, softmax, weighted
 from tilewright.slices import layout
 
 OVERFLOW = gl.constexpr(layout.OVERFLOW)
 LN2 = gl.constexpr(0.6931471805599453)
+# Warps that gather.
+GATHERING = gl.constexpr(4)
 # Halves of the queries, each of which four warps attend with.
 HALVES = gl.constexpr(2)
 # Warps that a launch states: those of the first half. The compiler adds the others.
@@ -135,7 +136,7 @@ def _gather(tokens, key_ptr, first, n_queries, count, memory, RUN: gl.constexpr)
             async_copy.async_copy_global_to_shared(v_mem.index(stage), v_ptr + keys[:, None] * stride_vn + d)
             async_copy.mbarrier_arrive(v_full.index(stage), increment_count=False)
             keys = later
-            stage, phase = next_stage(stage, phase, k_mem.shape[0])
+            stage, phase = _next_stage(stage, phase, k_mem.shape[0])
     async_copy.wait_group(0)
 
 
@@ -193,21 +194,53 @@ def _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory, BOUNDED: gl.c
     n_full = (count - 1) // BLOCK_N
     place = n_full * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, zeros.type.layout))
     s = gl.where((place < count)[None, :], s, -float("inf"))
-    w, m_i, l_i, alpha = softmax(s, m_i, l_i, scale_log2, k_mem.dtype, BOUNDED)
+    w, m_i, l_i, alpha = _softmax(s, m_i, l_i, scale_log2, k_mem.dtype, BOUNDED)
     stage = 0
     phase = 0
     for _j in range(0, n_full):
-        k_stage, k_phase = next_stage(stage, phase, k_mem.shape[0])
+        k_stage, k_phase = _next_stage(stage, phase, k_mem.shape[0])
         s = _products(q, zeros, k_mem, k_full, k_stage, k_phase)
-        acc = weighted(w, acc, v_mem, v_full, stage, phase)
+        acc = _weighted(w, acc, v_mem, v_full, stage, phase)
         s = warpgroup_mma_wait(1, deps=[s])
         mbarrier.arrive(k_free.index(k_stage), count=1)
-        w, m_i, l_i, alpha = softmax(s, m_i, l_i, scale_log2, k_mem.dtype, BOUNDED)
+        w, m_i, l_i, alpha = _softmax(s, m_i, l_i, scale_log2, k_mem.dtype, BOUNDED)
         acc, w = warpgroup_mma_wait(0, deps=[acc, w])
         mbarrier.arrive(v_free.index(stage), count=1)
         if not BOUNDED:
             acc = acc * alpha[:, None]
         stage = k_stage
         phase = k_phase
-    acc = weighted(w, acc, v_mem, v_full, stage, phase)
+    acc = _weighted(w, acc, v_mem, v_full, stage, phase)
     return m_i, l_i, warpgroup_mma_wait(0, deps=[acc])
+
+
+@gluon.jit
+def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
+    """The stage after this one, and its phase."""
+    last = stage == NUM_STAGES - 1
+    return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
+
+
+@gluon.jit
+def _weighted(w, acc, v_mem, v_full, stage, phase):
+    """Start to add the weighted values of a stage, once these are there."""
+    mbarrier.wait(v_full.index(stage), phase)
+    # What copies wrote is seen by the tensor cores after this alone.
+    fence_async_shared()
+    return warpgroup_mma(w, v_mem.index(stage), acc, is_async=True)
+
+
+@gluon.jit
+def _softmax(s, m_i, l_i, scale_log2, dtype: gl.constexpr, BOUNDED: gl.constexpr):
+    """``(weights as an operand of the next product, m_i, l_i, alpha)`` after scores of a step.
+
+    BOUNDED: all scores stay below m_i, and alpha is 1.
+    """
+    row_at: gl.constexpr = m_i.type.layout
+    m_new = m_i
+    if not BOUNDED:
+        m_new = gl.maximum(m_i, gl.convert_layout(gl.max(s, 1), row_at) * scale_log2)
+    p = gl.exp2(s * scale_log2 - gl.convert_layout(m_new, gl.SliceLayout(1, s.type.layout))[:, None])
+    alpha = gl.exp2(m_i - m_new)
+    l_i = (l_i if BOUNDED else l_i * alpha) + gl.convert_layout(gl.sum(p, 1), row_at)
+    return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, row_at.parent, 2)), m_new, l_i, alpha

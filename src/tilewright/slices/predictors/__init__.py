@@ -14,7 +14,7 @@ Nothing is asked of the device. Importing this package does not import torch.
 """
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -28,22 +28,16 @@ NAMES = ("pooled", "column", "blocks", "given", "random")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a user can choose of a predictor; here nothing."""
+    """What a user can choose of a predictor; here nothing.
 
-    @property
-    def takes(self) -> tuple[str, ...]:
-        """Names of tensors that the predictor takes beside q and k: ``lse``, ``mask``, ``lengths``."""
-        return ()
+    takes: names of tensors that the predictor takes beside q and k: ``lse``, ``mask``, ``lengths``. free: a key of code
+    0 is listed without its mass being counted. known: the keys of code 0 are the list, and no mass, share or threshold
+    chooses among them.
+    """
 
-    @property
-    def free(self) -> bool:
-        """Whether a key of code 0 is listed without its mass being counted."""
-        return False
-
-    @property
-    def known(self) -> bool:
-        """Whether the keys of code 0 are the list: no mass, share or threshold chooses among them."""
-        return False
+    takes: ClassVar[tuple[str, ...]] = ()
+    free: ClassVar[bool] = False
+    known: ClassVar[bool] = False
 
     def check(self, layout: "Layout") -> None:
         """Raise `ConfigError` for settings that do not fit a layout."""

@@ -25,10 +25,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     block: Literal[16, 64, 128] = 64
     similarity: Annotated[float, msgspec.Meta(ge=-1, le=1)] = 0.5
 
-    @property
-    def free(self) -> bool:
-        """See `Settings`."""
-        return True
+    free = True
 
 
 def group_bytes(params: Params, layout: "Layout", head_dim: int) -> int:

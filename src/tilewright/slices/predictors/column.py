@@ -23,10 +23,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     criterion: Literal["max", "mean"] = "max"
     sample: int | None = None
 
-    @property
-    def takes(self) -> tuple[str, ...]:
-        """See `Settings`."""
-        return ("lse", "lengths")
+    takes = ("lse", "lengths")
 
     def check(self, layout: "Layout") -> None:
         """See `Settings`."""

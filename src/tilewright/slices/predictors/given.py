@@ -44,15 +44,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     window: tuple[Positive, Positive, Positive] | None = None
     sink: Number = 0
 
-    @property
-    def takes(self) -> tuple[str, ...]:
-        """See `Settings`."""
-        return ("mask",)
-
-    @property
-    def known(self) -> bool:
-        """See `Settings`."""
-        return True
+    takes, known = ("mask",), True
 
     def check(self, layout: "Layout") -> None:
         """See `Settings`."""

@@ -34,10 +34,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     pool: int | None = None
     sample: int | None = None
 
-    @property
-    def takes(self) -> tuple[str, ...]:
-        """See `Settings`."""
-        return ("lengths",)
+    takes = ("lengths",)
 
     def check(self, layout: "Layout") -> None:
         """See `Settings`."""

@@ -5,7 +5,7 @@ from tilewright.core.provenance import versions
 MACHINE = ("kind", "name")
 IDENTITY = (*MACHINE, "beads", "torch")
 TORCH_DEVICE = "cpu"
-CUDA = GPU_TIMER = GRAPHS = EXCLUSIVE = False
+CUDA = GPU_TIMER = EXCLUSIVE = False
 TILES = ("8x1", "16x16")
 FEWEST_ROWS = 1
 MIXES = True
