@@ -76,9 +76,9 @@ def recent() -> Recent:
 
 
 def beside(device: Any, n: int) -> Any:
-    """The `Beside` of the stream that is current on `device`, with `n` more streams; `Nowhere` where there are none."""
+    """The `Beside` of the stream that is current on `device`, with `n` more streams; None where there are none."""
     if n == 0 or device.type != "cuda":
-        return Nowhere(n)
+        return None
     return _beside(device.index, _internals.raw_stream(device.index), n)
 
 
@@ -135,6 +135,8 @@ def side_by_side(device: torch.device, launches: Sequence, tensors: Sequence[tor
     launches: each ``callable(*tensors) -> compiled kernel``, with ``direct(compiled, *tensors)``, see `direct`.
     """
     streams, calls = beside(device, len(launches) - 1), []
+    if streams is None:
+        return [launch.direct(launch(*tensors), *tensors) for launch in launches]
     streams.fork()
     try:
         for launch, place in zip(launches, streams.places, strict=True):
@@ -144,23 +146,6 @@ def side_by_side(device: torch.device, launches: Sequence, tensors: Sequence[tor
         # Tensors may be freed once this returns, also where a launch was refused.
         streams.join()
     return streams.around(calls)
-
-
-class Nowhere:
-    """In place of `Beside` where launches follow one another."""
-
-    def __init__(self, n: int):
-        """n: streams that were asked for."""
-        self.places = [nullcontext] * (1 + n)
-
-    def fork(self) -> None:
-        """Do nothing."""
-
-    join = fork
-
-    def around(self, calls: Sequence) -> Any:
-        """`calls` themselves."""
-        return calls
 
 
 def capturing() -> bool:
