@@ -24,6 +24,7 @@ from tilewright_study.experiments.attention import figure_pattern as masks
 from tilewright_study.figures import _palette, _quoted, _style
 from tilewright_study.measure import rows as _rows
 from tilewright_study.report import page
+from tilewright_study.stages import blocks as blocks_stage
 from tilewright_study.tables import _read, _select, claims
 
 ROOT = Path(__file__).parents[2]
@@ -511,9 +512,9 @@ def test_pattern_figures_have_a_picture_for_each_tile_and_order(study):
 def test_fill_is_entries_over_area(study):
     cover = blocks.load("results/blocks/vil-tiny-224-s1/ic/16x16.npz")
     frame = table("fill", study).set_index(["reorder", "tile"])
-    assert frame.loc[("ic", "16x16"), "fill"] == pytest.approx(cover.summary()["fill"])
+    assert frame.loc[("ic", "16x16"), "fill"] == pytest.approx(blocks_stage.summary(cover)["fill"])
     found = heights(drawn("fill", study).axes[0])
-    assert found[round(1 + 0.1, 3)] == pytest.approx(100 * cover.summary()["fill"])
+    assert found[round(1 + 0.1, 3)] == pytest.approx(100 * blocks_stage.summary(cover)["fill"])
 
 
 def test_prediction_states_the_median_error(study):

@@ -8,9 +8,9 @@ from tilewright import devices
 from tilewright import graph as graph_file
 from tilewright.attention import blocks as blocks_file
 from tilewright.attention import profile as profile_file
-from tilewright.attention import schedule as schedule_file
 from tilewright.core import artifacts, progress
 from tilewright.core.errors import ArtifactError, ConfigError, DeviceError
+from tilewright_study import schedules
 from tilewright_study.measure import lock
 from tilewright_study.measure.effort import Effort
 from tilewright_study.stages import experiment
@@ -96,7 +96,7 @@ class _Inputs:
 
 def _loaded(path, inputs, stated, options):
     """``(schedule, blocks, name of its tile set, Tokens)`` of the schedule at `path`."""
-    schedule = schedule_file.read(path)
+    schedule = schedules.read(path)
     if schedule.device_id != devices.device_id(devices.describe(options["device"])):
         raise DeviceError(
             f"{path}: made for another device ({schedule.device_id}); profile and solve again on this one"

@@ -1,5 +1,7 @@
 """Stage T2 on files: an ordered graph in, its blocks out."""
 
+import numpy as np
+
 from tilewright import graph as graph_file
 from tilewright.attention import blocks as blocks_file
 from tilewright.attention.blocks import tiles
@@ -25,5 +27,22 @@ def run(graph, tile, output, region_rows):
     for each, path in zip(chosen, output, strict=True):
         cover = blocks_file.extract(pattern, each, region_rows)
         blocks_file.save(path, cover, made_by | {"parameters": {"tile": each.name, "region_rows": region_rows}})
-        facts = {name: f"{x:.4g}" if isinstance(x, float) else x for name, x in cover.summary().items()}
+        facts = {name: f"{x:.4g}" if isinstance(x, float) else x for name, x in summary(cover).items()}
         print(", ".join(f"{name} {value}" for name, value in facts.items()))
+
+
+def summary(cover):
+    """JSON-able totals of `Blocks`. `fill`: entries over padded area; `work`: padded area over the dense pairs."""
+    area, entries = int(cover.area.sum()), int(cover.run_entries.sum(dtype=np.int64))
+    return {
+        "tile": cover.tile.name,
+        "regions": cover.n_regions,
+        "blocks": cover.n_blocks,
+        "runs": len(cover.run_mask),
+        "full_runs": int((cover.run_mask < 0).sum()),
+        "masks": len(cover.masks),
+        "entries": entries,
+        "area": area,
+        "fill": entries / area,
+        "work": area / (cover.shape[0] * cover.shape[1]),
+    }

@@ -8,10 +8,11 @@ from time import perf_counter
 from tilewright import devices
 from tilewright.attention import blocks as blocks_file
 from tilewright.attention import profile as profile_file
-from tilewright.attention.schedule import Skipped, save, search, solve
+from tilewright.attention.schedule import search, solve
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, ConfigError, SolverUnavailableError
 from tilewright_study import provenance
+from tilewright_study.schedules import Skipped, save, summary
 
 
 def run(blocks, profile, solver, tiles, objective, time_limit, gap, seed, threads, rounds, max_tile_kinds, output):
@@ -41,7 +42,7 @@ def run(blocks, profile, solver, tiles, objective, time_limit, gap, seed, thread
     stated = settings | {"rounds": rounds, "max_tile_kinds": max_tile_kinds}
     for path, each, chosen in zip(output, found, sets, strict=True):
         save(path, each, _made_by(each, stated, [part for tile in chosen for part in paths[tile]]))
-        for name, value in each.summary().items():
+        for name, value in summary(each).items():
             print(f"{name}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}", file=sys.stderr)
 
 

@@ -15,6 +15,7 @@ from tilewright.attention.blocks import tiles
 from tilewright.attention.blocks.cut import cut, regions
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, TileError
+from tilewright_study.stages import blocks as stage
 
 SCRIPT = Path(__file__).parents[3] / "workflow/scripts/extract_blocks.py"
 TILES = ["1x1", "16x1", "32x1", "64x1", "128x1", "4x8", "16x16", "32x32", "64x16", "64x64", "128x128"]
@@ -97,7 +98,7 @@ def test_blocks_cover_each_entry_exactly_once(dense, name, region_rows):
     cover = blocks.extract(pattern, tile, region_rows)
     check(cover, dense, tile, region_rows)
     assert np.array_equal(cover.to_dense(), dense)
-    assert cover.entries.sum() == cover.run_entries.sum() == pattern.entries == cover.summary()["entries"]
+    assert cover.entries.sum() == cover.run_entries.sum() == pattern.entries == stage.summary(cover)["entries"]
 
 
 @settings(max_examples=30, deadline=None)
@@ -137,7 +138,7 @@ def _arguments(tile):
 
 def test_rows_of_a_window_make_full_runs_and_share_the_padded_one():
     cover = blocks.extract(windowed(), tiles.parse("64x1"))
-    summary = cover.summary()
+    summary = stage.summary(cover)
     # The global row sees 300 keys, the rest of its window 50, each other window 51: every block ends in a padded run.
     assert summary["blocks"] == 7 and summary["runs"] == 19 + 6 * 4 and summary["full_runs"] == 18 + 6 * 3
     assert summary["masks"] == 3

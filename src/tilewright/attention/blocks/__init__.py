@@ -122,22 +122,6 @@ class Blocks:
             dense[self.row_ptr[b] + row, self.run_keys[lo + run, key]] = True
         return dense
 
-    def summary(self) -> dict[str, Any]:
-        """JSON-able totals. `fill`: entries over padded area; `work`: padded area over the dense pairs."""
-        area, entries = int(self.area.sum()), int(self.run_entries.sum(dtype=np.int64))
-        return {
-            "tile": self.tile.name,
-            "regions": self.n_regions,
-            "blocks": self.n_blocks,
-            "runs": len(self.run_mask),
-            "full_runs": int((self.run_mask < 0).sum()),
-            "masks": len(self.masks),
-            "entries": entries,
-            "area": area,
-            "fill": entries / area,
-            "work": area / (self.shape[0] * self.shape[1]),
-        }
-
 
 def extract(graph: Graph, tile: Tile, region_rows: int = 128) -> Blocks:
     """Cover `graph` (in its new order) by blocks of `tile`, inside regions of at most `region_rows` rows.

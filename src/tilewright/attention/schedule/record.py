@@ -1,9 +1,9 @@
 """The schedule as a value and as a file."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ from tilewright.attention.blocks import Blocks, work
 from tilewright.attention.profile import Profile
 from tilewright.core import artifacts, contents
 from tilewright.core.contents import Amount, Count, Finite, Size
-from tilewright.core.errors import ArtifactError, SolverUnavailableError
+from tilewright.core.errors import ArtifactError
 
 KIND = "schedule"
 VERSION = 3
@@ -106,23 +106,6 @@ class Schedule:
         predict them."""
         return max(0.0, self.gap)
 
-    def summary(self) -> dict[str, Any]:
-        """One table row: who solved what, how well, how large and how long."""
-        names = ("solver", "status", "objective", "objective_us", "bound_us", "gap", "predicted_us")
-        return {
-            **{name: getattr(self, name) for name in names},
-            **self.model_size,
-            "seconds": self.solve_s,
-            "items": self.n_items,
-            "launches": self.launches,
-            "runs": self.runs,
-            "own_us": self.tiles_us,
-            "tiles": " ".join(self.tiles[t] for t in np.unique(self.tile)),
-            "left": self.left,
-            "rounds": len(np.unique(self.round)),
-            "note": self.note,
-        }
-
 
 def choose(schedule: Schedule, torch_us: Mapping[str, float]) -> Schedule:
     """`schedule` with the fastest of its work list and the forms of torch's attention, microseconds by name, as what
@@ -132,29 +115,6 @@ def choose(schedule: Schedule, torch_us: Mapping[str, float]) -> Schedule:
     if best is None or torch_us[best] >= own_us:
         return replace(schedule, runs=TILES, predicted_us=own_us, own_us=None, torch_us=known)
     return replace(schedule, runs=TORCH + best, predicted_us=torch_us[best], own_us=own_us, torch_us=known)
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """What a file holds in place of a `Schedule` whose solver could not run on the machine, and the reason.
-
-    The other fields are those of `Schedule`.
-    """
-
-    graph_id: str
-    tiles: tuple[str, ...]
-    blocks_ids: tuple[str, ...]
-    blocks_paths: tuple[str, ...]
-    profile_paths: tuple[str, ...]
-    solver: str
-    objective: str
-    device_id: str
-    reason: str
-    status: Literal["skipped"] = "skipped"
-
-    def summary(self) -> dict[str, Any]:
-        """One table row, see `Schedule.summary`."""
-        return {name: getattr(self, name) for name in ("solver", "status", "objective", "reason")}
 
 
 COLUMNS: dict[str, Any] = {
@@ -171,11 +131,8 @@ COLUMNS: dict[str, Any] = {
 _PER_TILE = ("blocks_ids", "blocks_paths", "profile_paths")
 
 
-def save(path: str | Path, schedule: Schedule | Skipped, made_by: dict | None = None) -> None:
-    """Write a `Schedule` as JSON, its work list by columns, or a `Skipped`."""
-    if isinstance(schedule, Skipped):
-        artifacts.write_json(path, KIND, VERSION, asdict(schedule), made_by)
-        return
+def save(path: str | Path, schedule: Schedule, made_by: dict | None = None) -> None:
+    """Write a `Schedule` as JSON, its work list by columns."""
     body = {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name not in COLUMNS}
     work = {name: getattr(schedule, name).tolist() for name in COLUMNS}
     artifacts.write_json(path, KIND, VERSION, {**body, "work": work}, made_by)
@@ -195,21 +152,8 @@ _Work = msgspec.defstruct("_Work", [(name, _JSON[np.dtype(dtype).kind]) for name
 
 
 def load(path: str | Path) -> Schedule:
-    """Read a `Schedule` that `save` wrote, checking its contents.
-
-    Raises `ArtifactError`, and `SolverUnavailableError` for a file that holds a `Skipped`.
-    """
-    found = read(path)
-    if isinstance(found, Skipped):
-        raise SolverUnavailableError(f"{path}: expected a schedule, found {found.solver} skipped: {found.reason}")
-    return found
-
-
-def read(path: str | Path) -> Schedule | Skipped:
-    """Read a `Schedule` or a `Skipped` that `save` wrote, checking its contents. Raises `ArtifactError`."""
+    """Read a `Schedule` that `save` wrote, checking its contents. Raises `ArtifactError`."""
     document = artifacts.read_json(path, KIND, VERSION)
-    if document.get("status") == "skipped":
-        return contents.fields(path, KIND, document, Skipped)
     facts = contents.fields(path, KIND, document, _Facts)
     lists = contents.fields(path, KIND, document.get("work"), _Work)
     try:

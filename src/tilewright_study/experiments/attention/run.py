@@ -14,7 +14,6 @@ import torch
 from tilewright import devices, reference
 from tilewright.attention import native
 from tilewright.attention.profile import DTYPES
-from tilewright.attention.schedule import Skipped
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
 from tilewright.core.timing import TURNS, Checked, time_call, time_gpu, time_host, time_in_turns
@@ -23,6 +22,7 @@ from tilewright_study.measure import ceilings
 from tilewright_study.measure.checks import checked, errors, refusal, settled
 from tilewright_study.measure.device import copy_bandwidth, time_cold
 from tilewright_study.measure.rows import machine, now
+from tilewright_study.schedules import Skipped
 
 # ASSUME: a baseline that needs more than this for its tables, of masks or bits, is not worth waiting for.
 BASELINE_BYTES = 2 << 30

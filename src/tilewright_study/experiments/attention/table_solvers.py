@@ -42,10 +42,10 @@ def table(inputs):
     import numpy as np
     import pandas as pd
 
-    from tilewright.attention import schedule
+    from tilewright_study import schedules
 
     rows = []
-    for path, plan in _read.by_kind(inputs, schedule=schedule.read)["schedule"].items():
+    for path, plan in _read.by_kind(inputs, schedule=schedules.read)["schedule"].items():
         model, order = path.parts[-3:-1]
         row = {"model": model, "reorder": order, "tiles": path.stem.rpartition(".")[0]}
         row |= {name: getattr(plan, name, "") for name in ("solver", "status", "objective", "reason")}
