@@ -72,10 +72,7 @@ class ItemMasks:
         bits: uint8 [m, M, W/8], bit masks of runs. run_ids: int [n, runs], the mask of each run; -1 for a full run and
         -2 for none. rows [n, M], keys [n, K]: natural token numbers, read with a `bias` only.
         """
-        full, none = (
-            np.full_like(bits[:1], 255, shape=(1, *bits.shape[1:])),
-            np.zeros((1, *bits.shape[1:]), np.uint8),
-        )
+        full, none = (np.full_like(bits[:1], 255, shape=(1, *bits.shape[1:])), np.zeros((1, *bits.shape[1:]), np.uint8))
         distinct, self.ids = distinct_rows(run_ids)
         packed = np.concatenate([bits, none, full])[distinct].swapaxes(1, 2)
         packed = np.ascontiguousarray(packed).reshape(len(distinct), bits.shape[1], -1)

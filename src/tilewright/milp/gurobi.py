@@ -55,12 +55,7 @@ def solve(
             env.setParam("LogToConsole", 0)
             env.start()
             with gp.Model(env=env) as program:
-                for name, value in (
-                    ("TimeLimit", time_limit_s),
-                    ("MIPGap", gap),
-                    ("Seed", seed),
-                    ("Threads", threads),
-                ):
+                for name, value in (("TimeLimit", time_limit_s), ("MIPGap", gap), ("Seed", seed), ("Threads", threads)):
                     program.setParam(name, value)
                 return _run(gp, program, model, start, log)
     except gp.GurobiError as error:

@@ -35,11 +35,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def order(
-    name: str,
-    graph: "Graph",
-    params: Params,
-    grid: Grid,
-    arrange: Arrange,
+    name: str, graph: "Graph", params: Params, grid: Grid, arrange: Arrange
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], Settings]:
     """What the module `name` returns for `params` (see `tilewright.attention.reorder`).
 

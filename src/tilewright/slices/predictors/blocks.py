@@ -12,7 +12,7 @@ import msgspec
 from tilewright.slices.predictors import Settings
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from tilewright.slices.cpu.selection import Selection
     from tilewright.slices.layout import Layout
@@ -34,8 +34,6 @@ def group_bytes(params: Params, layout: "Layout", head_dim: int) -> int:
     return layout.keys + blocks + 4 * head_dim * (1 + -(-blocks // layout.groups)) + 128
 
 
-def codes(
-    selection: "Selection", q: "torch.Tensor", k: "torch.Tensor", params: Params, *, scale: float
-) -> "torch.Tensor":
+def codes(selection: "Selection", q: "Tensor", k: "Tensor", params: Params, *, scale: float) -> "Tensor":
     """See the contract."""
     return selection.blocks(q, k, params.block, params.similarity, scale)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tilewright.slices.predictors import Settings, check_part
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from tilewright.slices.cpu.selection import Selection
     from tilewright.slices.layout import Layout
@@ -41,14 +41,14 @@ def group_bytes(params: Params, layout: "Layout", head_dim: int) -> int:
 
 def codes(
     selection: "Selection",
-    q: "torch.Tensor",
-    k: "torch.Tensor",
+    q: "Tensor",
+    k: "Tensor",
     params: Params,
     *,
     scale: float,
-    lse: "torch.Tensor | None",
-    lengths: "torch.Tensor | None",
-) -> "torch.Tensor":
+    lse: "Tensor | None",
+    lengths: "Tensor | None",
+) -> "Tensor":
     """See the contract."""
     step = selection.layout.rows // params.asked(selection.layout)
     return selection.column(q, k, lse, step, params.criterion == "max", scale, lengths)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import torch
+from torch import Tensor
 
 from tilewright.core import arguments
 from tilewright.core.errors import ConfigError, PatternError
@@ -78,14 +79,12 @@ def group_bytes(params: Params, layout: "Layout", head_dim: int) -> int:
     return layout.keys
 
 
-def codes(
-    selection: "Selection", q: torch.Tensor, k: torch.Tensor, params: Params, *, scale: float, mask: torch.Tensor
-) -> torch.Tensor:
+def codes(selection: "Selection", q: Tensor, k: Tensor, params: Params, *, scale: float, mask: Tensor) -> Tensor:
     """See the contract."""
     return selection.given(mask)
 
 
-def mask(params: Params, layout: "Layout", device: torch.device | str) -> torch.Tensor:
+def mask(params: Params, layout: "Layout", device: torch.device | str) -> Tensor:
     """See the contract."""
     if params.pattern is None:
         raise ConfigError(
@@ -103,10 +102,8 @@ def mask(params: Params, layout: "Layout", device: torch.device | str) -> torch.
 
 
 def of_function(
-    allowed: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
-    layout: "Layout",
-    device: torch.device | str,
-) -> torch.Tensor:
+    allowed: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], layout: "Layout", device: torch.device | str
+) -> Tensor:
     """bool [B or 1, H or 1, G, N_k]: the keys that a query of each group sees; 1 where all are alike.
 
     allowed: ``(b, h, query, key) -> bool``, of int64 tensors that broadcast, as FlexAttention's mask functions. It is
@@ -121,7 +118,7 @@ def of_function(
         # A user's function may raise anything.
         except Exception as error:
             raise PatternError(f"mask function: evaluated on {device}: {' '.join(str(error).split())}") from error
-        if not isinstance(found, torch.Tensor) or found.dtype != torch.bool:
+        if not isinstance(found, Tensor) or found.dtype != torch.bool:
             raise PatternError(f"mask function: expected a boolean tensor, found {arguments.shown(found)}")
         return found
 

@@ -16,7 +16,7 @@ from tilewright.core.errors import ConfigError
 from tilewright.slices.predictors import Settings, check_part
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from tilewright.slices.cpu.selection import Selection
     from tilewright.slices.layout import Layout
@@ -63,14 +63,8 @@ def group_bytes(params: Params, layout: "Layout", head_dim: int) -> int:
 
 
 def codes(
-    selection: "Selection",
-    q: "torch.Tensor",
-    k: "torch.Tensor",
-    params: Params,
-    *,
-    scale: float,
-    lengths: "torch.Tensor | None",
-) -> "torch.Tensor":
+    selection: "Selection", q: "Tensor", k: "Tensor", params: Params, *, scale: float, lengths: "Tensor | None"
+) -> "Tensor":
     """See the contract."""
     # The first keys of an entry have a sample of their own length.
     sample = 1 if lengths is not None or params.sample is None else params.sample

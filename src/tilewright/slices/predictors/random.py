@@ -7,7 +7,7 @@ import msgspec
 from tilewright.slices.predictors import Settings
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from tilewright.slices.cpu.selection import Selection
     from tilewright.slices.layout import Layout
@@ -24,8 +24,6 @@ def group_bytes(params: Params, layout: "Layout", head_dim: int) -> int:
     return layout.keys
 
 
-def codes(
-    selection: "Selection", q: "torch.Tensor", k: "torch.Tensor", params: Params, *, scale: float
-) -> "torch.Tensor":
+def codes(selection: "Selection", q: "Tensor", k: "Tensor", params: Params, *, scale: float) -> "Tensor":
     """See the contract."""
     return selection.random(params.seed)
