@@ -196,7 +196,6 @@ def plan(
     description, defaults = devices.describe(kind), devices.facts(kind)
     limits = devices.limits(description)
     found_patterns, units = patterns.read(pattern, heads=heads, kind=kind, shape=shape, by=by, images=images)
-    stack = partial(_stacked, found_patterns) if units is not None else _alone
     unordered = found_patterns[0] if units is None else graph.union(found_patterns)
     if bias is not None:
         in_order = np.arange(unordered.n_rows), np.arange(unordered.n_cols)
@@ -209,6 +208,9 @@ def plan(
     bias_heads = None if bias is None else share
     fewest_rows = min((parse_tile(name).rows for name in names), default=1)
 
+    def stacked(ordered):
+        return ordered if units is None else _stacked(found_patterns, ordered)
+
     def tiled(ordered):
         return blocks.extract_all(ordered, [parse_tile(name) for name in names], region_rows)
 
@@ -217,10 +219,10 @@ def plan(
 
     if reorder == "auto" and backends.predicts(kind):
         ordered_graph, order_info, blocks_by_tile, profiles, alone = _fastest(
-            unordered, lambda ordered: _order_cost(ordered, fewest_rows), tiled, profiled, limits, stack
+            unordered, lambda ordered: _order_cost(ordered, fewest_rows), tiled, profiled, limits, stacked
         )
     else:
-        ordered_graph, order_info = _reorder(unordered, reorder, stack)
+        ordered_graph, order_info = _reorder(unordered, reorder, stacked)
         blocks_by_tile = tiled(ordered_graph)
         profiles = profiled(blocks_by_tile)
         alone = None if defaults.MIXES else _best_tile(blocks_by_tile, profiles, limits)[1]
@@ -905,26 +907,19 @@ def _bias_content(bias, ordered, n_q):
     return [bias.table.numpy(), *(sha256_arrays(_indices(bias, *pair).astype(np.int32)) for pair in pairs)]
 
 
-def _alone(ordered, info):
-    """What is tiled of one pattern in an order."""
-    return ordered, info
-
-
-def _stacked(found, ordered, info):
-    """``(patterns in the order of their union, one above the other, info)``."""
+def _stacked(found, ordered):
+    """Patterns in the order of their union, one above the other."""
     both, n = graph.stacked(found), ordered.n_rows
     order = (np.arange(len(found))[:, None] * n + ordered.row_order).ravel()
-    return both.reordered(order, ordered.col_order), info
+    return both.reordered(order, ordered.col_order)
 
 
-def _reorder(pattern, name, stack=_alone):
-    """``(graph in the order `name`, info)``; ``auto`` takes the cheapest of the orders, see `_order_cost`.
-
-    stack: see `_tried`.
-    """
+def _reorder(pattern, name, stacked):
+    """``(graph in the order `name`, info)``; ``auto`` takes the cheapest of the orders, see `_order_cost`."""
     if name != "auto":
-        return stack(*reorder.apply(pattern, name))
-    tried = _tried(pattern, stack)
+        ordered, info = reorder.apply(pattern, name)
+        return stacked(ordered), info
+    tried = _tried(pattern, stacked)
     costs = [_order_cost(ordered) for ordered, _ in tried]
     # Of equally cheap orders the first is taken.
     ordered, info = tried[costs.index(min(costs))]
@@ -932,11 +927,8 @@ def _reorder(pattern, name, stack=_alone):
     return ordered, info | {"by": "work", "among": among}
 
 
-def _tried(pattern, stack):
-    """``[(graph in an order, info), …]``: the orders that ``auto`` compares.
-
-    stack: ``callable(graph in an order, info) -> (graph, info)``: what is then tiled in that order.
-    """
+def _tried(pattern, stacked):
+    """``[(graph in an order, info), …]``: the orders that ``auto`` compares, ``stacked(graph)`` of each."""
     tried: list[tuple[Graph, dict[str, Any]]] = []
     for candidate in ("window", "none", "ic", "hc"):
         # On a grid, the two clusterings are one.
@@ -944,18 +936,18 @@ def _tried(pattern, stack):
         if (candidate == "window" and pattern.row_hint is None) or (candidate == "hc" and on_grid):
             continue
         tried.append(reorder.apply(pattern, candidate))
-    return [stack(*each) for each in tried]
+    return [(stacked(ordered), info) for ordered, info in tried]
 
 
-def _fastest(pattern, cost_of, tiled, profiled, limits, stack):
+def _fastest(pattern, cost_of, tiled, profiled, limits, stacked):
     """``(graph, info, blocks by tile, profiles, best tile)`` in the order whose best tile alone is predicted to be
     fastest; None where no tile fits all regions.
 
     tiled: ``callable(graph) -> blocks by tile``, for several orders side by side; profiled: ``callable(blocks by tile)
     -> profiles``. cost_of: ``callable(graph) -> cost``; an order that costs more than `_HOPELESS` times as much as
-    another is not tiled. stack: see `_tried`.
+    another is not tiled. stacked: see `_tried`.
     """
-    tried = _tried(pattern, stack)
+    tried = _tried(pattern, stacked)
     costs = [cost_of(ordered) for ordered, _ in tried]
     least = math.inf
     best: tuple[Any, ...] = ()

@@ -3,6 +3,7 @@
 import ast
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -132,21 +133,8 @@ def predict(
     least = None if least is None else arguments.whole("least", least, least=0)
     arguments.of_kind(str, f"one of {', '.join(predictors.NAMES)}", by=by)
     if lse is None and mask is None and not watched(q):
-        key = (
-            budget,
-            by,
-            rows,
-            width,
-            mass,
-            keep,
-            threshold,
-            always,
-            text,
-            least,
-            scale,
-            lengths is None,
-            *settings.items(),
-        )
+        key = (budget, by, rows, width, mass, keep, threshold, always, text, least, scale, lengths is None)
+        key += tuple(settings.items())
         if (lists := _again(key, q, k, lengths)) is not None:
             return lists
     check_tokens(q=q, k=k)
@@ -165,8 +153,10 @@ def predict(
     if watched(q):
         return SliceLists(layout, *torch.ops.tilewright.slices_predict(*given, [*layout]), lengths=lengths)
     made, replay = _recorded(layout, *given)
-    if replay is not None and _hashable(key):
-        _REPLAYS.add(key, (layout, replay))
+    if replay is not None and key is not None:
+        # Arguments that no dict takes go the usual way each time.
+        with suppress(TypeError):
+            _REPLAYS.add(key, (layout, replay))
     return SliceLists(layout, *made, lengths=lengths)
 
 
@@ -189,13 +179,6 @@ def _keeps(keep):
     if shares is not None and not all(map(is_share, shares)):
         raise ConfigError(f"keep: expected a number in (0, 1], or one for each head, found {arguments.shown(keep)}")
     return shares and tuple(map(float, shares))
-
-
-def _hashable(key):
-    try:
-        return key is not None and hash(key) is not None
-    except TypeError:
-        return False
 
 
 def _again(key, q, k, lengths):
@@ -278,9 +261,8 @@ def _planned(layout, head_dim, by, stated, mass, keep, threshold, ranges, least)
     params.check(layout)
     rule = _rule(layout, by, params, mass, keep, threshold, ranges, least)
     params = params.fitted(layout, rule.mass is None and rule.code is None)
-    group_bytes = module.group_bytes(params, layout, head_dim) + (
-        layout.keys // layout.width if layout.width > 1 else 0
-    )
+    of_runs = layout.keys // layout.width if layout.width > 1 else 0
+    group_bytes = module.group_bytes(params, layout, head_dim) + of_runs
     return _Plan(module, params, rule, selection.parts(layout, group_bytes))
 
 
