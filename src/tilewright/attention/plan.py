@@ -34,6 +34,7 @@ from tilewright.attention.blocks.tiles import parse as parse_tile
 from tilewright.attention.masks import Bias
 from tilewright.attention.measure import beside_torch, elsewhere, expected
 from tilewright.attention.reorder import NAMES as ORDERS
+from tilewright.attention.schedule.problem import check_inputs
 from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.attention.units import Units
 from tilewright.core import _internals, arguments, artifacts, contents, operators
@@ -1104,14 +1105,9 @@ def _load(folder, path):
     profiles = {name: profile.load(folder / f"profile-{name}.json") for name in body.tiles}
     found = schedule.load(folder / "schedule.json")
     one = next(iter(profiles.values()))
-    for name, each in blocks_by_tile.items():
-        whose = profiles[name]
-        contents.expect(path, each.tile.name == whose.tile == name, f"blocks and profile of tile {name}", "others")
+    check_inputs(blocks_by_tile, profiles)
+    for each in blocks_by_tile.values():
         contents.expect(path, each.shape == ordered_graph.shape, f"blocks of shape {ordered_graph.shape}", each.shape)
-        for what in ("heads", "head_dim", "dtype", "device_id"):
-            wanted, have = getattr(one, what), getattr(whose, what)
-            contents.expect(path, have == wanted, f"profiles of {what} {wanted}", have)
-        contents.expect(path, whose.split_keys == found.split_keys, f"split_keys {found.split_keys}", whose.split_keys)
     contents.expect(path, found.tiles == body.tiles, f"a schedule of the tiles {body.tiles}", found.tiles)
     wanted = f"a schedule for graph {ordered_graph.id}"
     contents.expect(path, found.graph_id == ordered_graph.id, wanted, found.graph_id)

@@ -341,9 +341,6 @@ def check_inputs(layout: Layout, keys: Tensor, counts: Tensor, order: Tensor, st
 def check_tokens(**inputs: Tensor) -> None:
     """Raise `PatternError` or `DeviceError` unless q [B, H, N_q, D], k and, where it is given, v [B, H, N_k, D] are
     tensors that lists can be made for, on the device of q."""
-    for name, x in inputs.items():
-        if not isinstance(x, Tensor):
-            raise PatternError(f"{name}: expected a tensor, found {arguments.shown(x)}")
     q, k = inputs["q"], inputs["k"]
     for name, x in inputs.items():
         if x.ndim != 4 or not x.numel() or (*x.shape[:2], x.shape[3]) != (*q.shape[:2], q.shape[3]):
