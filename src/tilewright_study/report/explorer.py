@@ -8,6 +8,7 @@ import numpy as np
 from tilewright import graph
 from tilewright.attention import blocks, profile, schedule
 from tilewright.core.errors import ArtifactError
+from tilewright_study import schedules
 from tilewright_study.figures import _style
 from tilewright_study.tables import _read
 
@@ -24,7 +25,7 @@ def scene(inputs):
     blocks begin and end; and ``items`` by columns, where ``cells`` holds the cells of keys that an item reads,
     ``[from, to, from, to, …]``. Raises `ArtifactError` for a schedule whose graph, blocks or profiles are missing.
     """
-    files = _read.by_kind(inputs, graph=graph.load, blocks=blocks.load, profile=profile.load, schedule=schedule.read)
+    files = _read.by_kind(inputs, graph=graph.load, blocks=blocks.load, profile=profile.load, schedule=schedules.read)
     graphs = {(path.parent.name, path.stem): found for path, found in files["graph"].items()}
     covers, profiles = _by_place(files["blocks"]), _by_place(files["profile"])
     place = {key: i for i, key in enumerate(graphs)}
