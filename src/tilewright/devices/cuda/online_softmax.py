@@ -60,18 +60,6 @@ def update(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, D1: tl.constexpr):
 
 
 @triton.jit
-def update_below(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, D1: tl.constexpr):
-    """As `update`, of scores that stay below m_i: no maximum is looked for."""
-    b_p = tl.exp2(b_s * scale_log2 - m_i[:, None])
-    l_i += tl.sum(b_p, 1)
-    b_w = b_p.to(b_v0.dtype)
-    acc0 = tl.dot(b_w, b_v0, acc0, input_precision="ieee")
-    if D1:
-        acc1 = tl.dot(b_w, b_v1, acc1, input_precision="ieee")
-    return m_i, l_i, acc0, acc1
-
-
-@triton.jit
 def store_rows(
     o_ptr, rows, stride_on, acc0, acc1, l_i, m_rows,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,

@@ -13,7 +13,8 @@ one token. An axis with dilation is several axes, one of each residue.
 import triton
 import triton.language as tl
 
-from tilewright.devices.cuda.online_softmax import load_rows, store_rows, update, update_below, write_rows
+from tilewright.devices.cuda.bounded_softmax import update_below
+from tilewright.devices.cuda.online_softmax import load_rows, store_rows, update, write_rows
 
 # What hidden pairs lose, above any score, and what the running maximum begins with: below all that is allowed.
 # ASSUME: products |q . k| stay below half of that.

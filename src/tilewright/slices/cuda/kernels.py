@@ -6,7 +6,8 @@ What they pass to each other are the tensors of `slices.layout`. No grid depends
 import triton
 import triton.language as tl
 
-from tilewright.devices.cuda.online_softmax import load_rows, scores, store_rows, update, update_below
+from tilewright.devices.cuda.bounded_softmax import update_below
+from tilewright.devices.cuda.online_softmax import load_rows, scores, store_rows, update
 from tilewright.slices import layout
 
 OVERFLOW, EMPTY = tl.constexpr(layout.OVERFLOW), tl.constexpr(layout.EMPTY)
