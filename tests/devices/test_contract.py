@@ -183,7 +183,7 @@ def test_a_call_is_timed_as_the_facts_say(kind, device, dense):
     timing = timer(lambda: executor(*arguments), min_reps=3, max_seconds=0.1, rse_target=1.0)
     assert timing.p50_us > 0
     # A capture needs a call that leaves the host alone; without one, events time the calls.
-    assert (timing.method == "graph") == devices.facts(kind).GRAPHS
+    assert (timing.method == "graph") == devices.facts(kind).GPU_TIMER
 
 
 def test_facts_say_what_plans_need(kind):
@@ -192,9 +192,9 @@ def test_facts_say_what_plans_need(kind):
     assert facts.SPLIT_KEYS is None or facts.SPLIT_KEYS >= 1
     assert set(facts.MACHINE) <= set(facts.IDENTITY) and "kind" in facts.MACHINE
     assert facts.TORCH_DEVICE in ("cpu", "cuda") and (facts.TORCH_DEVICE == "cuda") == facts.CUDA
-    assert all(isinstance(getattr(facts, name), bool) for name in ("CUDA", "GPU_TIMER", "GRAPHS", "EXCLUSIVE", "MIXES"))
+    assert all(isinstance(getattr(facts, name), bool) for name in ("CUDA", "GPU_TIMER", "EXCLUSIVE", "MIXES"))
     # CUDA's events and graphs need its tensors.
-    assert facts.CUDA or not (facts.GPU_TIMER or facts.GRAPHS)
+    assert facts.CUDA or not facts.GPU_TIMER
     assert facts.current() is None or facts.current() >= 0
     assert not facts.EXCLUSIVE or (callable(facts.available) and callable(facts.claim))
 
