@@ -93,7 +93,7 @@ def test_the_file_says_who_was_skipped_and_why(skipped, capsys):
 
 
 def test_a_skipped_schedule_is_no_schedule(skipped):
-    with pytest.raises(ArtifactError, match="gurobi.json: expected a complete schedule"):
+    with pytest.raises(ArtifactError, match=r"gurobi\.json: expected a complete schedule"):
         schedule.load(skipped[1])
 
 
