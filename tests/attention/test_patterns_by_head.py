@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import tilewright as tw
-from tilewright import graph
+from tilewright import graph, reference
 from tilewright.attention import patterns
 from tilewright.attention.masks import Bias
 from tilewright.attention.units import Units, interleaved
@@ -113,7 +113,7 @@ def test_half_precision(dtype):
     found = make(mask, dtype=dtype)(q, k, v)
     expected = masked(q, k, v, mask[None])
     error = (found.double() - expected).norm() / expected.norm()
-    assert found.dtype == dtype and error <= tw.reference.TOLERANCE[dtype]
+    assert found.dtype == dtype and error <= reference.TOLERANCE[dtype]
 
 
 def test_a_batch_of_no_images_and_of_several():
