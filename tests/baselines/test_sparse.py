@@ -17,6 +17,7 @@ from tilewright.torch_attention import flex, kernels, patterns
 from tilewright.torch_attention import wide as wide_rows
 from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.baselines.sparse import (
+    _forms,
     cudnn_blocks,
     cudnn_flex,
     fa4,
@@ -229,7 +230,7 @@ def on_cpu(monkeypatch):
         lse = torch.logsumexp(q.double() @ k.double().mT * q.shape[-1] ** -0.5, -1, keepdim=True)
         return reference.attention(q, k, v, everything).to(q.dtype), lse.float()
 
-    for module in (kernels, sdpa_windows, sdpa_kept):
+    for module in (_forms, sdpa_windows, sdpa_kept):
         monkeypatch.setattr(module, "need_gpu", lambda device: None)
     monkeypatch.setattr(kernels, "need", lambda *_: None)
     monkeypatch.setattr(kernels, "attend", attend)
