@@ -10,8 +10,12 @@ raises `SolverError`.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 NAMES = ("highs", "gurobi")
 
@@ -36,6 +40,13 @@ class Model:
     lower: np.ndarray
     upper: np.ndarray
     integrality: np.ndarray
+
+    @property
+    def rows(self) -> "csr_array":
+        """The rows as a `scipy.sparse.csr_array` [m, n], for solvers that take one. SciPy is imported only here."""
+        from scipy.sparse import csr_array
+
+        return csr_array((self.value, self.column, self.start), shape=(len(self.row_lower), len(self.cost)))
 
     @property
     def size(self) -> dict[str, int]:
