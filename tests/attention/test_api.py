@@ -247,7 +247,7 @@ def test_tokens_in_plan_order(dense, planned):
 
 
 def test_auto_takes_the_windows_a_model_declares_where_no_order_is_cheaper():
-    _, info = api._reorder(masks.build("vil-tiny-224-s1"), "auto")
+    _, info = api._reorder(masks.build("vil-tiny-224-s1"), "auto", lambda ordered: ordered)
     assert info["order"] == "window"
     assert list(info["among"]) == ["window", "none", "ic"]
     assert info["among"]["window"] == pytest.approx(info["among"]["ic"])
@@ -268,7 +268,7 @@ def test_auto_takes_the_cheapest_order(monkeypatch):
     costs = {"window": 0.3, "none": 0.4, "ic": 0.2, "hc": 0.2}
     asked = iter(costs.values())
     monkeypatch.setattr(api, "_order_cost", lambda ordered: next(asked))
-    _, info = api._reorder(pattern, "auto")
+    _, info = api._reorder(pattern, "auto", lambda ordered: ordered)
     assert info["order"] == "ic"
     assert info["among"] == costs
 
