@@ -138,7 +138,7 @@ class _Labelled:
 
         logits = map_evaluation.windowed(call, image, own, stride, 1)
         found = frames.labels(logits, size)[0].cpu().numpy()
-        self.said = f"{count} windows of {own[0]} x {own[1]}, {stride} apart"
+        self.said = f"windows: {count} of {own[0]} x {own[1]}, {stride} apart"
         return found, 1e6 * (perf_counter() - begin), told[0].path
 
     def parts(self):
@@ -155,9 +155,11 @@ class _Labelled:
         return 1e12 if self.budget_us is None else self.budget_us
 
     def _of_windows(self, images):
-        from tilewright.paths import Runner, runner
+        from tilewright.paths import Runner, frames, runner
 
         if self.last is None:
+            # What labels pixels on a CPU is compiled or read in its first call.
+            frames.labels(images.new_zeros(1, 1, 2, 2), (2, 2))
             self.last = Runner(self.network, self.table or runner.whole(self.network), late="fastest")
             self.last.rehearse(images, FEW if self.budget_us is None else CALLS)
         return self.last

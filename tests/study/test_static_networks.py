@@ -146,6 +146,12 @@ def test_the_controller_of_static_networks_is_closed(bench):
     assert found.path == [LARGE, SMALL, SMALL, SMALL] and found.slowdown[1] > 2
 
 
+def test_a_controller_of_late_frames_learns_what_its_runner_picks_by(bench):
+    controller = bench.controller("target")
+    assert controller.odds is bench.runner.odds is not None and controller.target == bench.settings.late
+    assert bench.controller("open").price is None
+
+
 def test_a_network_that_is_slower_and_no_better_is_left_out(settings, monkeypatch):
     kept = contenders(settings, monkeypatch, {"b0": 0.4, "b1": 0.4}).static.table.rows
     assert [entry.path for entry in kept] == [SMALL]
