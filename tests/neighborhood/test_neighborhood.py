@@ -5,7 +5,6 @@ import re
 from functools import partial
 from math import prod
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ import tilewright as tw
 from tilewright import reference
 from tilewright.core.errors import DeviceError, PatternError, TilewrightError
 from tilewright.neighborhood import rule as rules
-from tilewright.neighborhood.cpu import choice, columns
+from tilewright.neighborhood.cpu import choice, kernel, slabs
 from tilewright_study.measure import oracles
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
@@ -94,23 +93,43 @@ def test_attention_is_that_of_the_oracle(case):
 )
 def test_copies_of_keys_fit_a_cache(grid, window):
     rule = rules.make(len(grid), window, 1, 1, False, "shift")
-    k = torch.empty(1).expand(1, *grid, 4, 64)
     box = choice.choose(rule, grid, 4, 4, 64, 64).box
-    made = columns.columns(rule, box, k, 64, threads=64, apart=True)
-    for column in made[:: max(1, len(made) // 50)]:
-        copies = 2 * k[column.keys].numel() * 4
-        # Keys of one box are copied in any case.
-        alone = len(column.along) == 1 and column.heads.stop - column.heads.start == 1
-        assert copies <= columns._COLUMN_BYTES or alone
-    if grid != (2_000_000,):
-        # Those of a color do not meet.
-        seen = np.zeros(grid, np.int8)
-        for column in (one for one in made if one.color == made[0].color and one.heads.start == 0):
-            seen[column.keys[1:-1]] += 1
-        assert seen.max() == 1
-    assert sum(
-        prod(x.queries for x in one.across) * sum(x.queries for x in one.along) for one in made if not one.heads.start
-    ) == prod(grid)
+    tables = slabs.tables(rule.axes, grid, box, 1)
+    # Each box is in one slab.
+    found = list(slabs.slabs(1, 4, tables, 512, 30.0, threads=64))
+    assert len(found) >= 64 and sum(prod(end - first for first, end in ends) for _, *ends in found) == 4 * prod(
+        map(len, tables)
+    )
+    alone = 512 * prod(one.most for one in tables)
+    for _, (first, end), *ends in found[:: max(1, len(found) // 50)]:
+        keys = [one.places(*each)[1] for one, each in zip(tables, ends, strict=True)]
+        assert (end - first) * prod(x.stop - x.start for x in keys) * 512 <= max(slabs._BYTES, 2 * alone)
+
+
+def test_registers_of_other_processors_do_the_same(monkeypatch):
+    assert kernel.sizes() in ((16, 16, 16), (8, 12, 8))
+    q, k, v = torch.randn(3, 1, 5, 9, 3, 24)
+    expected = oracles.neighborhood(q, k, v, (3, 5))[0]
+    caches = kernel.compiled, slabs._table, choice.choose
+    try:
+        for sizes in ((8, 12, 8), (16, 16, 16)):
+            monkeypatch.setattr(kernel, "sizes", lambda sizes=sizes: sizes)
+            for one in caches:
+                one.cache_clear()
+            assert reference.relative_error(tw.neighborhood.attend(q, k, v, (3, 5)), expected) < 1e-5
+    finally:
+        monkeypatch.undo()
+        for one in caches:
+            one.cache_clear()
+
+
+def test_what_is_no_number_is_seen():
+    q, k, v = torch.randn(3, 1, 20, 20, 1, 16)
+    for x in (q, k, v):
+        given = [one.clone() if one is x else one for one in (q, k, v)]
+        next(one for one, before in zip(given, (q, k, v), strict=True) if one is not before)[0, 3, 4, 0, 5] = torch.nan
+        out = tw.neighborhood.attend(*given, 5).isnan().any(-1)
+        assert out[0, 3, 4, 0] and not out[0, 12:].any()
 
 
 def test_scales_and_empty_batches():

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tilewright.core.errors import TilewrightError
 from tilewright.neighborhood import rule as rules
-from tilewright.neighborhood.boxes import cover, runs, spans
+from tilewright.neighborhood.boxes import cover
+from tilewright.neighborhood.cpu.slabs import tables
 from tilewright_study.measure import oracles
 
 
@@ -49,28 +50,28 @@ def test_intervals_of_both_directions_are_those_of_the_definition(given):
 
 
 @settings(max_examples=50)
-@given(axes(), st.integers(1, 20))
-def test_spans_hold_the_pairs_of_a_sub_axis_once(given, size):
+@given(axes(), st.integers(1, 8), st.booleans())
+def test_boxes_hold_the_pairs_of_a_sub_axis_once(given, size, of_keys):
     axis, length = given
-    made = [span for n in axis.lengths(length) for span in spans(axis, n, size)]
-    pairs, keys = sum(x.queries * x.keys for x in made), sum(x.keys for x in made)
-    in_runs = sum(len(runs(spans(axis, n, size))) for n in axis.lengths(length))
-    assert cover(axis, length, size) == (pairs, keys, len(made), in_runs)
     expected = by_coordinates(axis, length)[:: axis.dilation, :: axis.dilation]
+    (table,) = tables([axis], [len(expected)], (size,), 1, of_keys)
     found = np.zeros_like(expected)
-    for span in spans(axis, len(expected), size):
-        found[span.lo : span.hi, span.key_lo : span.key_hi] = span.allowed()
-    assert np.array_equal(found, expected)
+    for begin, count, bits, *lanes in table.data.tolist():
+        for lane, (own, lo, many) in enumerate(np.reshape(lanes, (3, -1)).T):
+            if bits >> lane & 1 and lane < size:
+                assert lo + many <= max(count, lo)
+                found[own, begin + lo : begin + lo + many] = True
+    assert np.array_equal(found.T if of_keys else found, expected)
 
 
 @settings(max_examples=50)
 @given(axes(), st.integers(1, 9), st.integers(60, 400))
 def test_long_axes_are_counted_by_short_ones(given, size, length):
     axis, _ = given
-    made = [span for n in axis.lengths(length) for span in spans(axis, n, size)]
-    in_runs = sum(len(runs(spans(axis, n, size))) for n in axis.lengths(length))
-    assert cover(axis, length, size)[::3] == (sum(x.queries * x.keys for x in made), in_runs)
-    assert rules._pairs(axis, length) == sum(hi - lo for x in made for lo, hi in x.seen)
+    made = [tables([axis], [n], (size,), 1)[0] for n in axis.lengths(length)]
+    assert cover(axis, length, size) == (sum(x.keys for x in made), sum(map(len, made)))
+    places = [axis.keys(np.arange(n), n) for n in axis.lengths(length)]
+    assert rules._pairs(axis, length) == sum(int((hi - lo).sum()) for lo, hi in places)
 
 
 def test_rules_are_read_from_integers():

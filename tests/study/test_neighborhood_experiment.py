@@ -29,12 +29,14 @@ def run(case, **changes):
     return found
 
 
-@pytest.mark.parametrize("case", ["9x14-w4-s2-d2-causal0-2x16", "5x6x9-w3-cut-1x16", "40-w7-1x16"])
-def test_contenders_and_boxes_are_checked_and_timed(case):
+@pytest.mark.parametrize(
+    ("case", "others"), [("9x14-w4-s2-d2-causal0-2x16", 2), ("5x6x9-w3-cut-1x16", 2), ("40-w7-1x16", 0)]
+)
+def test_contenders_and_boxes_are_checked_and_timed(case, others):
     rows = run(case)
     status = {row["provider"]: row["status"] for row in rows}
     assert status == {"tilewright": "ok", "gather": "ok", "natten": "skipped", "sdpa_dense": "ok"}
-    assert [row["chosen"] for row in rows if row["provider"] == "tilewright"] == [True, False, False]
+    assert [row["chosen"] for row in rows if row["provider"] == "tilewright"] == [True] + [False] * others
     assert all(row["p50_us"] > 0 and row["useful_gflops"] > 0 for row in rows if row["status"] == "ok")
     assert all(row["pairs"] <= row["visited"] for row in rows if "visited" in row)
 

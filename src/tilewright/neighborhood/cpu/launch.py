@@ -4,23 +4,21 @@ The contract is that of `neighborhood.backends`.
 """
 
 from collections.abc import Callable
+from ctypes import c_int64
 from functools import partial
-from itertools import groupby, product
-from math import prod
+from itertools import product
+from math import log, prod
 
 import torch
 from torch import Tensor
 
-from tilewright.core._internals import attention_with_lse
 from tilewright.devices.cpu.workers import alone, in_any_state, workers
-from tilewright.neighborhood.boxes import Candidate, Choice, runs
-from tilewright.neighborhood.cpu import choice
-from tilewright.neighborhood.cpu.columns import Memory, columns, inside, put
-from tilewright.neighborhood.rule import Rule
+from tilewright.neighborhood.boxes import Candidate, Choice
+from tilewright.neighborhood.cpu import choice, kernel, slabs
+from tilewright.neighborhood.cpu.slabs import Memory
+from tilewright.neighborhood.rule import MOST_AXES, Axis, Rule
 
-# Scores that a step of the backward computes, a quarter of a megabyte, unless a box has more.
-_SCORES = 1 << 16
-# Queries of a head whose scores of extra keys are computed at a time.
+# Queries of a head that are looked at together where all see the same keys.
 _ROWS = 1 << 12
 
 
@@ -38,15 +36,10 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """See `neighborhood.backends`. form: a box of queries, None for what `choice.choose` finds."""
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
-    lse = q.new_empty(q.shape[:-1], dtype=torch.float32) if want_lse else None
-    box, width, threads = form or _box(q, k, v, rule), max(q.shape[-1], v.shape[-1]), torch.get_num_threads()
-    memory, extra = Memory(), _by_head(extra, width)
-    with alone():
-        for here in inside(rule):
-            views = [None if x is None else x[here] for x in (q, k, v, out, lse)]
-            jobs = columns(rule, box, k[here], width, threads)
-            workers(threads).run(partial(_attend, memory, views, scale, extra, width), jobs)
-    return out, lse
+    logs = q.new_empty((2, *q.shape[:-1]) if want_lse else (2, 0), dtype=torch.float32)
+    lanes = {"a": q, "d": out} | (dict(zip("st", logs, strict=True)) if want_lse else {})
+    _run(kernel.FORWARD, rule, lanes, {"x": k, "y": v}, _by_head(extra), scale, form)
+    return out, logs[0].log_().add_(logs[1], alpha=log(2)) if want_lse else None
 
 
 def choose(
@@ -61,41 +54,10 @@ def candidates(
 ) -> list[Candidate]:
     """See `neighborhood.backends`; predicted: in microseconds of a core."""
     found = sorted(choice.candidates(rule, grid, heads, kv_heads, dim, v_dim))
-    return [Candidate("x".join(map(str, box)), choice.visited(rule, grid, box), us, box) for us, box in found]
-
-
-def _box(q, k, v, rule):
-    return choice.choose(rule, tuple(q.shape[1:-2]), q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]).box
-
-
-def _by_head(extra, width):
-    """Extra keys and values as float32 [B, H_kv, N, D] each, or None."""
-    return None if extra is None else tuple(Memory().copy("", x.transpose(1, 2), width) for x in extra)
-
-
-def _attend(memory, views, scale, extra, width, column):
-    q, k, v, out, lse = views
-    group = q.shape[-2] // k.shape[-2]
-    copies = [memory.keys(name, x[column.keys], width) for name, x in (("k", k), ("v", v))]
-    for run in runs(column.along):
-        place = column.queries(run, group)
-        queries = memory.queries("q", q[place], run, group, width)
-        mask = column.mask(run, group)
-        taken = (column.windows(x, run) for x in copies)
-        found, sums = attention_with_lse(queries, *taken, attn_mask=mask, scale=scale)
-        if extra is not None:
-            more = (x[column.entry, column.heads].expand(run.repeats, -1, -1, -1) for x in extra)
-            found, sums = _joined((found, sums), attention_with_lse(queries, *more, attn_mask=None, scale=scale))
-        put(out[place], run, group, found[..., : v.shape[-1]])
-        if lse is not None:
-            put(lse[place].unsqueeze(-1), run, group, sums.unsqueeze(-1))
-
-
-def _joined(one, other):
-    """Attention [..., M, D] and log-sum-exps [..., M] over the keys of both."""
-    total = torch.logaddexp(one[1], other[1])
-    first, second = ((part * (lse - total).exp_().unsqueeze(-1)) for part, lse in (one, other))
-    return first.add_(second), total
+    return [
+        Candidate("x".join(map(str, box)), choice.visited(rule, grid, box, heads // kv_heads), us, box)
+        for us, box in found
+    ]
 
 
 def prepared(
@@ -117,65 +79,111 @@ def backward(
     scale: float,
     extra: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """See `neighborhood.backends`. Columns that share keys do not run side by side."""
-    dq = q.new_empty(q.shape)
-    dk, dv = (x.new_zeros(x.shape, dtype=torch.float32) for x in (k, v))
-    box, width, threads = _box(q, k, v, rule), max(q.shape[-1], v.shape[-1]), torch.get_num_threads()
-    of_extra = (
-        (None, None) if extra is None else (extra[0].new_empty(extra[0].shape), extra[1].new_empty(extra[1].shape))
-    )
-    memory, extra = Memory(), _by_head(extra, width)
+    """See `neighborhood.backends`."""
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    logs = {"s": (lse * (-1 / log(2))).contiguous(), "t": lse.new_empty(lse.shape)}
+    more = _by_head(extra)
+    pairs = partial(_products, out, grad, logs["t"])
+    _share(pairs, [(entry, *place) for entry in range(len(q)) for place in _places(q.shape[1:-2])])
+    passing = {"x": k, "y": v}
+    _run(kernel.OF_QUERIES, rule, {"a": q, "b": grad, "c": dq} | logs, passing, more, scale)
+    _run(kernel.OF_KEYS, rule, {"a": k, "b": v, "c": dk, "d": dv}, {"x": q, "y": grad} | logs, None, scale)
+    if extra is None or more is None:
+        return dq, dk, dv, None, None
+    found = extra[0].new_empty(extra[0].shape), extra[1].new_empty(extra[1].shape)
+    given = q, out, lse, grad, more, found, scale
+    _share(partial(_differentiate_extra, given), product(range(len(k)), range(k.shape[-2])))
+    return dq, dk, dv, *found
+
+
+def _share(call, jobs):
+    """Call with each job, on all cores."""
+    threads = torch.get_num_threads()
     with alone():
-        for here in inside(rule):
-            views = [x[here] for x in (q, k, v, out, lse, grad, dq, dk, dv)]
-            jobs = columns(rule, box, k[here], width, threads, apart=True)
-            for _, some in groupby(sorted(jobs, key=lambda one: one.color), key=lambda one: one.color):
-                workers(threads).run(partial(_differentiate, memory, views, scale, extra, width), list(some))
-        if extra is not None:
-            entries = [(entry, head) for entry in range(len(k)) for head in range(k.shape[-2])]
-            given = q, out, lse, grad, extra, of_extra, scale
-            workers(threads).run(partial(_differentiate_extra, given), entries)
-    return dq, dk.to(q.dtype), dv.to(q.dtype), *of_extra
+        workers(threads).run(call, jobs)
 
 
-def _differentiate(memory, views, scale, extra, width, column):
-    """Write the gradients of a column's queries, and add those of its keys."""
-    q, k, v, out, lse, grad, dq, dk, dv = views
-    group = q.shape[-2] // k.shape[-2]
-    keys, values = (memory.keys(name, x[column.keys], width) for name, x in (("k", k), ("v", v)))
-    sums = [memory.take(name, *x.shape).zero_() for name, x in (("dk", keys), ("dv", values))]
-    for run in runs(column.along):
-        place = column.queries(run, group)
-        queries, results, grads = (
-            memory.queries(name, x[place], run, group, width) for name, x in (("q", q), ("out", out), ("grad", grad))
+def _places(grid):
+    """Parts of a grid of a few thousand tokens."""
+    sides: list = []
+    for n in reversed(grid):
+        sides.insert(0, min(n, max(1, _ROWS // prod(sides))))
+    for begins in product(*(range(0, n, side) for n, side in zip(grid, sides, strict=True))):
+        yield tuple(slice(lo, lo + side) for lo, side in zip(begins, sides, strict=True))
+
+
+def _products(out, grad, found, place):
+    """Write the negative of what results times their gradients sum up to."""
+    torch.sum(out[place].float() * grad[place], -1, out=found[place]).neg_()
+
+
+def _run(kind, rule, lanes, passing, extra, scale, box=None):
+    """Run a kernel with tensors [B, *grid, H, ...] by their names in `kernel.FIELDS`: those in its lanes, and those
+    that pass by."""
+    (batch, *grid, heads), other_heads, threads = lanes["a"].shape[:-1], passing["x"].shape[-2], torch.get_num_threads()
+    group = choice.together(max(1, heads // other_heads))
+    units, widths = heads // group, [_padded(passing[name]) for name in "xy"]
+    share, each = max(1, units // other_heads), max(1, other_heads // units)
+    box = box or choice.choose(rule, tuple(grid), heads, min(heads, other_heads), *widths).box
+    call, memory = kernel.compiled(kind, *widths), Memory()
+    # Grids of one or two axes have others of one token.
+    more = (None,) * (MOST_AXES - len(box))
+    axes, box = (*(Axis(1) for _ in more), *rule.axes), (*(1 for _ in more), *box)
+    token, score_ns = 4 * sum(widths) * each, choice.score_ns(*widths) * each
+    for here in slabs.inside(rule):
+        mine, others = ({name: x[here][:, *more] for name, x in part.items()} for part in (lanes, passing))
+        tables = slabs.tables(axes, mine["a"].shape[1:4], box, group, kind == kernel.OF_KEYS)
+        setting = {"group": group, "share": share, "each": each}
+        _share(
+            partial(_slab, call, memory, mine, others, tables, extra, setting, scale),
+            slabs.slabs(batch, units, tables, token, score_ns, threads),
         )
-        logs = memory.queries("lse", lse[place].unsqueeze(-1), run, group, 1)
-        delta = results.mul_(grads).sum(-1, keepdim=True)
-        found = memory.take("dq", *queries.shape)
-        taken = [queries, grads, logs, delta, found, *(column.windows(x, run) for x in (keys, values, *sums))]
-        mask = column.mask(run, group)
-        heads = max(1, _SCORES // (queries.shape[2] * taken[-1].shape[2]))
-        for box, first in product(range(run.repeats), range(0, queries.shape[1], heads)):
-            _add(memory, scale, mask, *(x[box, first : first + heads] for x in taken))
-        if extra is not None:
-            k_extra, v_extra = (x[column.entry, column.heads] for x in extra)
-            weights = (queries @ k_extra.mT).mul_(scale).sub_(logs).exp_()
-            found += (grads @ v_extra.mT).sub_(delta).mul_(weights).mul_(scale) @ k_extra
-        put(dq[place], run, group, found[..., : q.shape[-1]])
-    for total, own in ((dk, sums[0]), (dv, sums[1])):
-        total[column.keys] += own[..., : total.shape[-1]].movedim(0, -2)
 
 
-def _add(memory, scale, mask, queries, grads, logs, delta, found, keys, values, dk, dv):
-    """Write a box's gradients of queries to `found`, and add those of keys and values [heads, N, D]."""
-    shape = *queries.shape[:2], keys.shape[1]
-    weights, d_scores = memory.take("weights", *shape), memory.take("scores", *shape)
-    beta, added = (0, weights) if mask is None else (1, mask)
-    torch.baddbmm(added, queries, keys.mT, beta=beta, alpha=scale, out=weights).sub_(logs).exp_()
-    torch.bmm(grads, values.mT, out=d_scores).sub_(delta).mul_(weights).mul_(scale)
-    torch.bmm(d_scores, keys, out=found)
-    dk.baddbmm_(d_scores.mT, queries)
-    dv.baddbmm_(weights.mT, grads)
+def _slab(call, memory, lanes, passing, tables, extra, setting, scale, job):
+    """Run a kernel on a slab."""
+    entry, (first, end), *boxes = job
+    group, share, each = setting.values()
+    own, others = zip(*(one.places(*ends) for one, ends in zip(tables, boxes, strict=True)), strict=True)
+    heads = slice(first // share * each, ((end - 1) // share + 1) * each)
+    given = dict.fromkeys(kernel.FIELDS, 0) | setting | {"units": end - first, "skipped": first % share}
+    tensors, results = {}, []
+    for name, x in lanes.items():
+        mine = tensors[name] = x[entry, *own, slice(first * group, end * group)]
+        if name in "abcd" and (x.dtype != torch.float32 or x.shape[-1] != _padded(x)):
+            if name in "ab":
+                tensors[name] = memory.copy(name, mine, _padded(x))
+            else:
+                tensors[name] = memory.take(name, *mine.shape[:-1], _padded(x))
+                results.append((mine, tensors[name]))
+    for name, x in passing.items():
+        mine = x[entry, *others, heads]
+        # Heads first, so that tokens lie one after the other.
+        copy = memory.copy(name, mine.movedim(3, 0), _padded(x)) if name in "xy" else memory.token(name, mine)
+        tensors[name] = copy.movedim(0, 3)
+    for name, x in tensors.items():
+        strides = x.stride()
+        begins = zip((at.start for at in (others if name in passing else own)), strides, strict=False)
+        given[name] = x.data_ptr() - 4 * sum(n * stride for n, stride in begins)
+        given |= {f"{name}{i}": strides[i] for i in range(4) if f"{name}{i}" in given}
+    for name, x in zip(("x_extra", "y_extra"), extra or (), strict=False):
+        mine = x[entry, heads]
+        given |= {name: mine.data_ptr(), f"{name}3": mine.stride(0), "extras": mine.shape[1]}
+    for i, (one, (begin, stop)) in enumerate(zip(tables, boxes, strict=True)):
+        given |= {f"spans{i}": one.data.ctypes.data + begin * one.data.strides[0], f"count{i}": stop - begin}
+    call((c_int64 * len(given))(*given.values()), scale / log(2), scale)
+    for mine, found in results:
+        mine.copy_(found[..., : mine.shape[-1]])
+
+
+def _padded(x):
+    """Values of a head that kernels read: zeros come after its own."""
+    return -(-x.shape[-1] // kernel.lanes()) * kernel.lanes()
+
+
+def _by_head(extra):
+    """Extra keys and values as float32 [B, H_kv, N, D] each, or None."""
+    return None if extra is None else tuple(Memory().copy("", x.transpose(1, 2), _padded(x)) for x in extra)
 
 
 def _differentiate_extra(given, job):
@@ -185,12 +193,8 @@ def _differentiate_extra(given, job):
     group = q.shape[-2] // extra[0].shape[1]
     keys, values = (x[entry, head] for x in extra)
     dk, dv = (torch.zeros_like(x) for x in (keys, values))
-    sides: list = []
-    for n in reversed(q.shape[1:-2]):
-        sides.insert(0, min(n, max(1, _ROWS // prod(sides))))
-    for box in product(*(range(0, n, side) for n, side in zip(q.shape[1:-2], sides, strict=True))):
-        place = entry, *(slice(lo, lo + side) for lo, side in zip(box, sides, strict=True))
-        place = *place, slice(head * group, (head + 1) * group)
+    for part in _places(q.shape[1:-2]):
+        place = entry, *part, slice(head * group, (head + 1) * group)
         queries, results, grads = (x[place].flatten(0, -2).float() for x in (q, out, grad))
         weights = (queries @ keys[:, : q.shape[-1]].mT).mul_(scale).sub_(lse[place].flatten()[:, None]).exp_()
         width = grads.shape[-1]
