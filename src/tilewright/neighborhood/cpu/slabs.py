@@ -84,7 +84,7 @@ class Table:
         )
 
 
-@lru_cache(64)
+@lru_cache(16)
 def _table(axis, n, size, inner, of_keys):
     """The `Table` of an axis of `n` tokens; so many neighbouring lanes have one place on it."""
     lane = np.arange(kernel.lanes())
