@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewright import reference
 from tilewright.core.errors import TilewrightError
 from tilewright.integrations import natten as ours
-from tilewright_study.measure import oracles
 
 FUNCTIONS = [ours.na1d, ours.na2d, ours.na3d]
 MODULES = [ours.NeighborhoodAttention1D, ours.NeighborhoodAttention2D, ours.NeighborhoodAttention3D]
@@ -54,7 +54,7 @@ def tensors(grid, *, heads=(2, 2), dims=(16, 16), extra=0):
 def oracle(q, k, v, more_keys, more_values, windows, scale=None):
     arguments = {"stride": windows["stride"], "dilation": windows["dilation"], "causal": windows["is_causal"]}
     extra = None if more_keys is None else (more_keys, more_values)
-    return oracles.neighborhood(q, k, v, windows["kernel_size"], scale=scale, extra=extra, **arguments)
+    return reference.neighborhood(q, k, v, windows["kernel_size"], scale=scale, extra=extra, **arguments)
 
 
 def close(found, expected):

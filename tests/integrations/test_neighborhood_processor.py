@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from helpers.gpu import TRITON_DEVICE
-from tilewright import neighborhood
+from tilewright import neighborhood, reference
 from tilewright.core.errors import ConfigError, Unavailable
 from tilewright.integrations import diffusers as adapter
 from tilewright.integrations.diffusers import NeighborhoodProcessor
-from tilewright_study.measure import oracles
 
 
 class Rope(nn.Module):
@@ -73,7 +72,7 @@ def test_it_attends_as_the_oracle(attention, tokens, fused, monkeypatch):
     found = NeighborhoodProcessor(fused)(attention, tokens)
     assert calls == ["norm"] * (not fused)
     q, k, v = (x.double() for x in attention.cpu().project_qkv(tokens.cpu()))
-    out = oracles.neighborhood(q, k, v, attention.kernel_size, scale=1.0)[0].flatten(-2)
+    out = reference.neighborhood(q, k, v, attention.kernel_size, scale=1.0)[0].flatten(-2)
     expected = nn.functional.linear(out, *(w.double() for w in attention.to_out[0].parameters()))
     assert found.shape == tokens.shape and (found.cpu() - expected).abs().max() <= 1e-5
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tilewright import graph as graph_file
-from tilewright import masks
+from tilewright import masks, reference
 from tilewright.core.errors import ConfigError
-from tilewright_study.measure import oracles
 
 
 @st.composite
@@ -40,7 +39,7 @@ def test_a_pattern_has_the_pairs_of_the_oracle(rule, cut):
     name += f"-causal{''.join(str(axis) for axis, one in enumerate(causal) if one)}" * any(causal) + "-cut" * cut
     graph = masks.build(name)
     each = zip(grid, window, stride, dilation, causal, strict=True)
-    pairs = [oracles.axis_pairs(*axis, "cut" if cut else "shift").numpy().astype(np.int8) for axis in each]
+    pairs = [reference.axis_pairs(*axis, "cut" if cut else "shift").numpy().astype(np.int8) for axis in each]
     np.testing.assert_array_equal(graph.to_dense(), reduce(np.kron, pairs).astype(bool))
     # Distinct rows are held once, in order of appearance.
     assert graph.id == graph_file.from_pattern(graph.to_csr()).id

@@ -15,7 +15,6 @@ from tilewright import reference
 from tilewright.core.errors import DeviceError, PatternError, TilewrightError
 from tilewright.neighborhood import rule as rules
 from tilewright.neighborhood.cpu import choice, kernel, slabs
-from tilewright_study.measure import oracles
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 
@@ -73,7 +72,7 @@ def test_attention_is_that_of_the_oracle(case):
     grid, rule, form = case
     q, k, v, extra = tensors(grid, form)
     out, lse = tw.neighborhood.attend(q, k, v, **rule, extra=extra, lse=True)
-    expected, sums = oracles.neighborhood(q, k, v, **rule, extra=extra)
+    expected, sums = reference.neighborhood(q, k, v, **rule, extra=extra)
     # Rows of one value have no length to speak of.
     bound = reference.TOLERANCE[q.dtype] * expected.abs().max()
     assert out.dtype == q.dtype and out.shape == (*q.shape[:-1], v.shape[-1]) and out.is_contiguous()
@@ -109,7 +108,7 @@ def test_copies_of_keys_fit_a_cache(grid, window):
 def test_registers_of_other_processors_do_the_same(monkeypatch):
     assert kernel.sizes() in ((16, 16, 16), (8, 12, 8))
     q, k, v = torch.randn(3, 1, 5, 9, 3, 24)
-    expected = oracles.neighborhood(q, k, v, (3, 5))[0]
+    expected = reference.neighborhood(q, k, v, (3, 5))[0]
     caches = kernel.compiled, slabs._table, choice.choose
     try:
         for sizes in ((8, 12, 8), (16, 16, 16)):
@@ -135,7 +134,7 @@ def test_what_is_no_number_is_seen():
 def test_scales_and_empty_batches():
     q, k, v = torch.randn(3, 2, 6, 6, 2, 8)
     out = tw.neighborhood.attend(q, k, v, 3, scale=0.3)
-    assert reference.relative_error(out, oracles.neighborhood(q, k, v, 3, scale=0.3)[0]) < 1e-5
+    assert reference.relative_error(out, reference.neighborhood(q, k, v, 3, scale=0.3)[0]) < 1e-5
     out, lse = tw.neighborhood.attend(q[:0], k[:0], v[:0, ..., :3], 3, lse=True)
     assert out.shape == (0, 6, 6, 2, 3) and lse.shape == (0, 6, 6, 2)
 
@@ -280,7 +279,7 @@ def test_gradients_are_those_of_the_oracle(case):
     found = gradients(leaves, *tw.neighborhood.attend(q, k, v, **rule, extra=extra, lse=True))
     exact = [x.detach().double().requires_grad_() for x in leaves]
     pair = tuple(exact[3:]) if extra else None
-    expected = gradients(exact, *oracles.neighborhood(*exact[:3], **rule, extra=pair))
+    expected = gradients(exact, *reference.neighborhood(*exact[:3], **rule, extra=pair))
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == form["dtype"]
         assert (one - other).abs().max() <= 4 * reference.TOLERANCE[one.dtype] * max(1, other.abs().max())

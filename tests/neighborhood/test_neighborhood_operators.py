@@ -5,8 +5,8 @@ import torch
 from torch import func, library
 
 import tilewright as tw
+from tilewright import reference
 from tilewright.core.errors import PatternError
-from tilewright_study.measure import oracles
 
 torch.manual_seed(0)
 Q, K, V = torch.randn(3, 2, 7, 9, 2, 8)
@@ -89,7 +89,7 @@ def test_transforms_see_the_operator():
         return attend(q, k, v).pow(2).sum()
 
     def exact(q, k, v):
-        return oracles.neighborhood(q, k, v, (3, 5), stride=(1, 2))[0].pow(2).sum().float()
+        return reference.neighborhood(q, k, v, (3, 5), stride=(1, 2))[0].pow(2).sum().float()
 
     for found, wanted in zip(func.grad(loss, (0, 1, 2))(Q, K, V), func.grad(exact, (0, 1, 2))(Q, K, V), strict=True):
         assert (found - wanted).abs().max() < 1e-4
@@ -109,7 +109,7 @@ def test_gradients_of_a_result_alone_and_of_sums_alone():
     q = Q.clone().requires_grad_()
     out, lse = attend(q, K, V, lse=True)
     exact = Q.double().requires_grad_()
-    wanted, sums = oracles.neighborhood(exact, K, V, (3, 5), stride=(1, 2))
+    wanted, sums = reference.neighborhood(exact, K, V, (3, 5), stride=(1, 2))
     for one, other in ((out, wanted), (lse, sums)):
         (found,) = torch.autograd.grad(one.sum(), q, retain_graph=True)
         (expected,) = torch.autograd.grad(other.sum(), exact, retain_graph=True)

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewright import reference
 from tilewright.core.errors import TilewrightError
 from tilewright.neighborhood import rule as rules
 from tilewright.neighborhood.boxes import cover
 from tilewright.neighborhood.cpu.slabs import tables
-from tilewright_study.measure import oracles
 
 
 @st.composite
@@ -26,7 +26,7 @@ def axes(draw):
 
 def by_coordinates(axis, length):
     border = "cut" if axis.cut else "shift"
-    return oracles.axis_pairs(length, axis.window, axis.stride, axis.dilation, axis.causal, border).numpy()
+    return reference.axis_pairs(length, axis.window, axis.stride, axis.dilation, axis.causal, border).numpy()
 
 
 @settings(max_examples=150)
@@ -116,7 +116,7 @@ def test_a_rule_says_which_grid_it_does_not_fit():
 
 def test_the_oracle_of_a_whole_axis_is_dense_attention():
     q, k, v = torch.randn(3, 2, 5, 3, 8)
-    out, lse = oracles.neighborhood(q, k, v, 5)
+    out, lse = reference.neighborhood(q, k, v, 5)
     expected = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2).double() for x in (q, k, v)))
     assert torch.allclose(out, expected.transpose(1, 2))
     assert lse.shape == (2, 5, 3)

@@ -13,7 +13,6 @@ from tilewright.core.errors import DeviceError
 from tilewright.neighborhood import rule as rules
 from tilewright.neighborhood.cuda import forms, launch
 from tilewright.neighborhood.cuda.forms import Form
-from tilewright_study.measure import oracles
 
 GPU = TRITON_DEVICE == "cuda"
 KIND = torch.float16 if GPU else torch.float32
@@ -60,7 +59,7 @@ def test_attention_and_gradients_are_those_of_the_oracle(name):
     q, k, v, extra = tensors(grid, **special)
     scale = special.get("scale", q.shape[-1] ** -0.5)
     given = [x.double().requires_grad_() for x in (q, k, v, *(extra or ()))]
-    expected, sums = oracles.neighborhood(
+    expected, sums = reference.neighborhood(
         *given[:3], **options, scale=scale, extra=None if extra is None else tuple(given[3:])
     )
     rule = made(grid, options)
@@ -122,7 +121,7 @@ def test_attend_on_a_gpu(kind, dim):
         q, k, v = (torch.randn(2, *grid, 2, dim, device="cuda", dtype=kind, requires_grad=True) for _ in range(3))
         out = tw.neighborhood.attend(q, k, v, window, **options)
         inputs = [x.detach().double().requires_grad_() for x in (q, k, v)]
-        expected, _ = oracles.neighborhood(*inputs, window, **options)
+        expected, _ = reference.neighborhood(*inputs, window, **options)
         bound = reference.TOLERANCE[kind]
         assert reference.relative_error(out.detach(), expected.detach()) <= bound
         grad = torch.randn_like(out)

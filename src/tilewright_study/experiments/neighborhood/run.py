@@ -21,7 +21,7 @@ from tilewright.neighborhood.operators import launches
 from tilewright.torch_attention import need_gpu
 from tilewright_study.experiments.neighborhood import OURS, layer
 from tilewright_study.experiments.neighborhood.flex import prepare as flex
-from tilewright_study.measure import lock, oracles
+from tilewright_study.measure import lock
 from tilewright_study.measure.checks import checked, errors, refusal, settled
 from tilewright_study.measure.rows import machine, now
 
@@ -73,7 +73,7 @@ class Tokens:
         """float64 [queries, heads, head_dim] of the queries that are checked, each over its own keys alone."""
         rule, grid = self.layer.rule, self.layer.grid
         each = zip(grid, rule.window, rule.stride, rule.dilation, rule.causal, strict=True)
-        seen = [oracles.axis_pairs(*one, rule.border) for one in each]
+        seen = [reference.axis_pairs(*one, rule.border) for one in each]
         q, k, v = (x[0].flatten(0, -3) for x in (self.q, self.k, self.v))
         everything, found = torch.ones(1, 1, dtype=torch.bool, device=self.place), []
         for row in self.rows.tolist():
