@@ -34,9 +34,10 @@ from tilewright import devices, networks
 from tilewright.core import timing
 from tilewright.core.artifacts import atomic
 from tilewright.masks import segformer as pattern
-from tilewright.networks import layers, map_operators, segformer
+from tilewright.networks import map_operators, segformer
 from tilewright.networks.path import Path as ExecutionPath
 from tilewright_study.measure.checks import judging
+from tilewright_study.planning import layers
 
 # As many times further off than the published operators (docs/decisions/timing.md).
 ROUNDING, LEAST = 3, 1e-5
@@ -215,7 +216,7 @@ def path_of(network, case):
 def gmac(network, case, part):
     """1e9 multiplications of a case, of one image."""
     path = path_of(network, "published" if case == "transformers" else case)
-    found = segformer.layers(network.options, path)
+    found = layers.segformer(network.options, path)
     return layers.macs([x for x in found if part == "network" or x.name.startswith("decode_head")]) / 1e9
 
 

@@ -265,11 +265,12 @@ def test_dropped_branches_are_those_of_whole_images():
     assert [block.drop_path for block in blocks] == pytest.approx([0.5 * at / 7 for at in range(8)])
     torch.manual_seed(0)
     x = torch.ones(4000, 2, 3)
-    kept = blocks[-1]._kept(x)
+    kept = blocks[-1]._added(0, x, torch.nn.Identity())
     assert set(kept.unique().tolist()) == {0.0, 2.0} and (kept == kept[:, :1, :1]).all()
     assert kept.mean().item() == pytest.approx(1, abs=0.05)
     network.eval()
-    assert blocks[-1]._kept(x) is x
+    x, layer = torch.randn(5, 2, blocks[-1].attn.proj.in_features), blocks[-1].attn.proj
+    torch.testing.assert_close(blocks[-1]._added(x, x, layer), x + layer(x))
 
 
 def test_statistics_are_those_of_the_decoders_sum():
