@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tilewright as tw
+from helpers.plans import running
 from tilewright import networks, slices
 from tilewright.attention.masks import Bias
 from tilewright.core.errors import TilewrightError
@@ -69,6 +70,12 @@ def table():
 
 def distance(rows, cols):
     return np.asarray(rows) - np.asarray(cols) + N
+
+
+def by_torch(form):
+    """A plan of rows that see the same keys, which runs a form of torch's own attention."""
+    kept = np.tile(np.random.default_rng(0).random(N) < 0.4, (N, 1))
+    return running(tw.plan(kept, heads=HEADS, head_dim=DIM, solver="greedy"), form)
 
 
 def by_head():
@@ -145,6 +152,8 @@ OPERATORS = {
         lambda it, q, k, v, bias: it(q, k, v, bias=bias),
         lambda batch: (*qkv(batch), 0.5 * drawn(HEADS, 2 * N)),
     ),
+    "plan by torch, masked": Operator(partial(by_torch, "masked"), lambda it, *x: it(*x), qkv),
+    "plan by torch, compacted": Operator(partial(by_torch, "compacted"), lambda it, *x: it(*x), qkv),
     "plan by head": Operator(by_head, lambda it, *x: it(*x), qkv),
     "plan across": Operator(
         across, lambda it, *x: it(*x), lambda batch: (qkv(batch)[0], *drawn(2, batch, HEADS, N - 5, DIM))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from helpers.factories import quick_profiles
+from helpers.plans import running
 from tilewright import graph, reference
 from tilewright.attention import native, schedule
 from tilewright.attention import plan as api
@@ -56,13 +57,6 @@ def made(pattern, form, **options):
     with mock.patch.object(api, "expected", quick_profiles):
         plan = tw.plan(pattern, heads=H, head_dim=D, tiles=("16x1", "32x1"), solver="greedy", **options)
     return plan if form is None else running(plan, form)
-
-
-def running(plan, form):
-    times = {form: 1e-3}
-    profiles = {name: replace(of, torch_us=times) for name, of in plan.profiles.items()}
-    settings = {"bias": plan.bias, "scale": plan.scale, "reorder": plan.reorder, "units": plan.units}
-    return api.Plan(plan.graph, plan.blocks, profiles, schedule.choose(plan.schedule, times), **settings)
 
 
 def tensors(n_q, n_k, batch=1, dtype=torch.float32, seed=0):

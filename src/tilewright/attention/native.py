@@ -569,7 +569,7 @@ def _by_layout(x, places, on_gpu):
         return lambda x: x.transpose(1, 2).index_select(1, places).transpose(1, 2)
     if heads > 1 and x.is_contiguous() and not on_gpu and places is not None:
         # Rows of one matrix, in a third of the time, too.
-        rows = (torch.arange(batch * heads)[:, None] * n + places).flatten()
+        rows = (torch.arange(batch * heads, device=places.device)[:, None] * n + places).flatten()
         return lambda x: x.view(-1, width).index_select(0, rows).view(batch, heads, -1, width)
     return lambda x: x.index_select(2, places)
 
