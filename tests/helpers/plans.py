@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from tilewright import graph, reference
 from tilewright.attention import blocks, schedule
@@ -20,6 +21,21 @@ def pattern(n_q, n_k, density=0.2, seed=0, n_global=1, empty=1):
     dense[rows[:n_global]] = True
     dense[rows[n_global : n_global + empty]] = False
     dense[rows[0], rng.integers(n_k)] = True
+    return dense
+
+
+@st.composite
+def patterns(draw, square=False):
+    """Bool patterns with at least one entry, most of them with equal rows, empty rows and a global row and column."""
+    rows = draw(st.integers(1, 24))
+    cols = rows if square else draw(st.integers(1, 24))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dense = rng.random((rows, cols)) < draw(st.sampled_from([0.05, 0.2, 0.6]))
+    dense[rng.integers(0, rows, rows // 3)] = dense[rng.integers(0, rows, rows // 3)]
+    dense[rng.integers(0, rows, rows // 4)] = False
+    if draw(st.booleans()):
+        dense[0] = dense[:, 0] = True
+    dense[-1, -1] = True
     return dense
 
 

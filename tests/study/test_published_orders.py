@@ -7,25 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.plans import patterns
 from tilewright import masks
 from tilewright.attention.reorder import _grid
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright.graph import from_pattern
 from tilewright_study import orders, published_orders
-
-
-@st.composite
-def patterns(draw):
-    """Bool patterns with at least one entry, most of them with equal rows, empty rows and a global row and column."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    rows, cols = rng.integers(1, 25, 2)
-    dense = rng.random((rows, cols)) < draw(st.sampled_from([0.05, 0.2, 0.6]))
-    dense[rng.integers(0, rows, rows // 3)] = dense[rng.integers(0, rows, rows // 3)]
-    dense[rng.integers(0, rows, rows // 4)] = False
-    if draw(st.booleans()):
-        dense[0] = dense[:, 0] = True
-    dense[-1, -1] = True
-    return dense
 
 
 def shuffled_windows():

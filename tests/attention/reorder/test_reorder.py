@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from helpers.files import run_script
+from helpers.plans import patterns
 from tilewright import graph as graph_file
 from tilewright import masks
 from tilewright.attention import reorder
@@ -30,21 +31,6 @@ GENERAL = {
     "hc-tree": ("hc", {"chain": "tree", "cap": 2, "neighbors": 2}),
     "hc-growth": ("hc", {"chain": "growth", "cap": 3, "wide": 1.5}),
 }
-
-
-@st.composite
-def patterns(draw, square=False):
-    """Bool patterns with at least one entry, most of them with equal rows, empty rows and a global row and column."""
-    rows = draw(st.integers(1, 24))
-    cols = rows if square else draw(st.integers(1, 24))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    dense = rng.random((rows, cols)) < draw(st.sampled_from([0.05, 0.2, 0.6]))
-    dense[rng.integers(0, rows, rows // 3)] = dense[rng.integers(0, rows, rows // 3)]
-    dense[rng.integers(0, rows, rows // 4)] = False
-    if draw(st.booleans()):
-        dense[0] = dense[:, 0] = True
-    dense[-1, -1] = True
-    return dense
 
 
 def windows(side, radius):
