@@ -159,15 +159,8 @@ class Executor:
     @in_any_state
     def _run(self, *tensors):
         """Run all jobs on q, k, v → [B, H, N_q, D]."""
-        handed, shared = (
-            [
-                (job, b)
-                for job in self.jobs
-                if job[0].together == together
-                for b in range(0, len(tensors[0]), job[1].entries)
-            ]
-            for together in (False, True)
-        )
+        jobs = [(job, b) for job in self.jobs for b in range(0, len(tensors[0]), job[1].entries)]
+        handed, shared = ([each for each in jobs if each[0][0].together == together] for together in (False, True))
         if len(handed) == 1:
             handed, shared = [], handed + shared
         with alone() if handed else nullcontext():
