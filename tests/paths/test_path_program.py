@@ -16,6 +16,7 @@ from tilewright.networks import segformer
 from tilewright.networks.path import Path, parse
 from tilewright.paths import table
 from tilewright_study import experiments
+from tilewright_study.experiments import paths as of_paths
 from tilewright_study.measure import rows as _rows
 from tilewright_study.planning import accuracy, block_sets, latency, program
 from tilewright_study.stages import plan_paths
@@ -296,6 +297,35 @@ def test_times_of_sets_of_blocks_say_what_these_save_together():
         [90.0, 82.0], rel=0.03
     )
     assert model.predict(whole) == pytest.approx(51.0, rel=0.2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.1, 4.0), st.integers(0, 6))
+def test_no_set_of_skips_is_predicted_to_take_no_time(seed, noise, count):
+    """Of a few noisy calls all blocks together may seem to save more than there is. Budgets begin above nothing."""
+    rng = np.random.default_rng(seed)
+    paths = [BASE, *block_sets.singles(BASE), *block_sets.drawn(BASE, count, seed)]
+    measured = {
+        path: (100 - 10 * block_sets.skips(path).sum()) * np.exp(noise * rng.standard_normal()) for path in paths
+    }
+    model = latency.model(BASE, measured)
+    assert model.predict(BASE) == measured[BASE]
+    least = min(us / (1 + BLOCKS - block_sets.skips(path).sum()) for path, us in measured.items())
+    assert min(map(model.predict, block_sets.every(BASE))) >= least * (1 - 1e-9) > 0
+    assert min(of_paths.budgets_for([(model, None)], 3)) > 0
+
+
+def test_savings_that_are_bounded_fit_best():
+    """Of two blocks that seem to save 80 and 60 of 100, against all pairs of savings within the bound."""
+    first, second, *others = block_sets.singles(BASE)
+    found = latency.model(BASE, {BASE: 100.0, first: 20.0, second: 40.0} | dict.fromkeys(others, 100.0)).saved_us
+    most = 100 - 20 / BLOCKS
+    assert found.sum() == pytest.approx(most) and found[2:] == pytest.approx(0)
+
+    def error(one, other):
+        return ((80 - one) / 20) ** 2 + ((60 - other) / 40) ** 2
+
+    assert error(*found[:2]) <= min(error(one, most - one) for one in np.linspace(0, most, 999)) + 1e-6
 
 
 def test_recorded_times_of_paths_that_nothing_was_fitted_to_are_predicted():
