@@ -300,7 +300,7 @@ def test_times_of_sets_of_blocks_say_what_these_save_together():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.floats(0.1, 4.0), st.integers(0, 6))
+@given(st.integers(0, 10**6), st.floats(0.1, 2.0), st.integers(0, 6))
 def test_no_set_of_skips_is_predicted_to_take_no_time(seed, noise, count):
     """Of a few noisy calls all blocks together may seem to save more than there is. Budgets begin above nothing."""
     rng = np.random.default_rng(seed)
@@ -311,7 +311,8 @@ def test_no_set_of_skips_is_predicted_to_take_no_time(seed, noise, count):
     model = latency.model(BASE, measured)
     assert model.predict(BASE) == measured[BASE]
     least = min(us / (1 + BLOCKS - block_sets.skips(path).sum()) for path, us in measured.items())
-    assert min(map(model.predict, block_sets.every(BASE))) >= least * (1 - 1e-9) > 0
+    found = min(map(model.predict, block_sets.every(BASE)))
+    assert found > 0 and found >= least - 1e-12 * measured[BASE]
     assert min(of_paths.budgets_for([(model, None)], 3)) > 0
 
 
