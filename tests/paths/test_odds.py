@@ -9,7 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.paths import table
-from tilewright.paths.lateness import CALM, DEARER, GAINS, JUMP, KEPT, PRICE, PRICES, Closed, Controller, Odds, Priced
+from tilewright.paths.lateness import (
+    ALIKE,
+    CALM,
+    DEARER,
+    GAINS,
+    JUMP,
+    KEPT,
+    PRICE,
+    PRICES,
+    Closed,
+    Controller,
+    Odds,
+    Priced,
+    Runs,
+)
 from tilewright.paths.table import SAMPLES, Entry, Table
 
 # Frames that controllers learn from before they are judged, and frames that are judged.
@@ -189,6 +203,11 @@ def replayed(kind, seed, frames=WARM_UP + JUDGED):
         over = over + np.where(drawn.random(frames) < 0.04, drawn.exponential(60, frames), 0)
     if kind == "bursts":
         over = over + 250 * (frame % 64 >= 40)
+    if kind == "unsteady":
+        ends = np.cumsum(drawn.integers(38, 43, frames) + 24)
+        over = over + 250 * (ends[np.searchsorted(ends, frame, "right")] - frame <= 24)
+    if kind == "chance":
+        over = over + 250 * (np.cumsum(drawn.random(frames) < 1 / 32) % 2)
     took = medians * gain + over + 3 * drawn.standard_normal((len(PATHS), frames))
     # Such that there is always a path in time.
     return rows, samples, took, drawn.uniform(took[0].max(), 1.2 * max(promised.values()), frames)
@@ -210,7 +229,9 @@ def bound(share):
 
 @settings(max_examples=8, deadline=None)
 @given(
-    st.sampled_from(["quiet", "clocks", "drift", "tails", "bursts"]), st.integers(0, 99), st.sampled_from([0.01, 0.03])
+    st.sampled_from(["quiet", "clocks", "drift", "tails", "bursts", "unsteady", "chance"]),
+    st.integers(0, 99),
+    st.sampled_from([0.01, 0.03]),
 )
 def test_no_more_frames_are_late_than_asked(kind, seed, share):
     """Whatever becomes of the device after the rehearsal, once `WARM_UP` frames were seen."""
@@ -236,6 +257,34 @@ def test_a_share_of_late_frames_gives_nearly_what_one_who_knows_all_times_sees(k
         _, found = met(controller, rows, odds, budgets, took)
         seen[name] = found[WARM_UP:].mean() / best[WARM_UP:].mean()
     assert seen[0.01] > 0.98 and seen["promises"] < seen[0.003] < seen[0.01]
+
+
+def test_delays_at_a_rhythm_are_foreseen():
+    """From the fourth on, its begin a few frames early where it varies, its end never."""
+    runs, told = Runs(), []
+    for length in (40, 38, 41, 39, 40):
+        told.append([*(runs.end(False) for _ in range(length)), *(runs.end(True) for _ in range(24))])
+    assert not any(map(any, told[:ALIKE]))
+    assert [at + 1 for at, ends in enumerate(told[ALIKE]) if ends] == [38, 39, 39 + 24]
+    assert [at + 1 for at, ends in enumerate(told[ALIKE + 1]) if ends] == [38, 39, 40, 40 + 24]
+    # One at a time: the next frame is not expected to be late.
+    single = Runs()
+    ends = [single.end(at in (9, 100, 122, 170)) for at in range(200)]
+    assert [at for at, end in enumerate(ends) if end] == [170]
+
+
+@pytest.mark.parametrize("kind", ["bursts", "unsteady", "chance"])
+def test_delays_at_a_rhythm_cost_little(kind):
+    """A constant budget that other work leaves too little of. Delays by chance cannot be foreseen."""
+    rows, samples, took, budgets = replayed(kind, 0)
+    budgets = np.full(len(budgets), 1.1 * rows.rows[-1].promise_us)
+    scores = np.array([row.choice for row in rows.rows])[:, None]
+    best = np.where(took[[int(row.path) for row in rows.rows]] <= budgets, scores, 0).max(0)[WARM_UP:].mean()
+    odds = Odds(rows.rows, samples)
+    for controller in (Closed(0.01), Priced(0.01, odds=odds)):
+        late, seen = met(controller, rows, odds, budgets, took)
+        assert late[WARM_UP:].mean() <= bound(0.01)
+        assert seen[WARM_UP:].mean() / best > (0.9 if kind == "chance" else 0.985)
 
 
 def test_a_jump_that_stays_becomes_the_level():

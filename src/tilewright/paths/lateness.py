@@ -23,6 +23,9 @@ LEVEL, GAIN, DEVIATION, MID = 0.2, 0.06, 0.02, 0.01
 # A frame that takes this many usual deviations longer is delayed by other work. The next ones are expected to be, too,
 # until so many in a row are not. The level then moves by this share of its pace: not all delays end.
 JUMP, CALM, SLOWLY = 8.0, 2, 0.25
+# Of runs of delayed frames, and of those between, the latest ones that count, the fewest that are alike, and the share
+# of their length by which alike ones may differ.
+RUNS, ALIKE, APART = 16, 3, 1 / 8
 # A usual deviation in those by which a promise exceeds a median, until frames tell, and in medians, at least.
 PROMISED, STEADY = 6, 0.002
 # Promises grow by so many usual deviations with each broken one.
@@ -104,15 +107,45 @@ class Controller:
         """Take in a frame's time, what ran, and whether it was later than its budget."""
 
 
+class Runs:
+    """How many frames in a row are delayed, and how many are not: other work may come at a rhythm."""
+
+    def __init__(self):
+        """No frame was seen yet."""
+        self._lengths: dict[bool, deque[int]] = {False: deque(maxlen=RUNS), True: deque(maxlen=RUNS)}
+        self._delayed, self._length, self._due = False, 0, (0, 0)
+
+    def end(self, delayed: bool) -> bool:
+        """Count a frame. Whether the run that it is of is likely to end with it: of undelayed ones also with one of the
+        next few, since a frame that is late costs more than one that ran a faster path than it had to.
+        """
+        if delayed == self._delayed:
+            self._length += 1
+        else:
+            self._lengths[self._delayed].append(self._length)
+            self._delayed, self._length = delayed, 1
+            self._due = self._foreseen(sorted(self._lengths[delayed]), 0.0 if delayed else APART)
+        return self._due[0] <= self._length <= self._due[1]
+
+    def _foreseen(self, known, apart):
+        """From when to when a run may end: the first span of lengths at which most of those that were as long ended."""
+        for at, length in enumerate(known):
+            alike = [other for other in known[at:] if other <= length * (1 + apart)]
+            if len(alike) >= ALIKE and 2 * len(alike) > len(known) - at:
+                return length, alike[-1]
+        return 0, 0
+
+
 @dataclass
 class Closed(Controller):
     """One that sees how long frames take.
 
     A frame is foreseen to take `gain` times the median of its path, and `level_us` more: clocks and hosts change. Both
     follow the frames, by normalised least mean squares. A frame that takes by far longer is delayed, see `JUMP`, and
-    the next one is expected to be as late. Besides, each broken promise raises all of them, each other one lowers them
-    again, such that a share `target` is broken in the long run whatever the times are (Gibbs and Candes, "Adaptive
-    Conformal Inference", 2021). They are never below those of the table for the times of now.
+    the next one is expected to be as late, as is one at which a delay is due, see `Runs`. Besides, each broken promise
+    raises all of them, each other one lowers them again, such that a share `target` is broken in the long run whatever
+    the times are (Gibbs and Candes, "Adaptive Conformal Inference", 2021). They are never below those of the table for
+    the times of now.
     """
 
     target: float
@@ -123,6 +156,8 @@ class Closed(Controller):
     _usual_us: float = field(default=0.0, repr=False)
     _mid_us: float = field(default=0.0, repr=False)
     _calm: int = field(default=0, repr=False)
+    _jump_us: float = field(default=0.0, repr=False)
+    _runs: Runs = field(default_factory=Runs, repr=False)
 
     @property
     def later_us(self) -> float:
@@ -151,19 +186,22 @@ class Closed(Controller):
         over = measured_us - self.gain * median - self.level_us
         self._learn(over, entry, late)
         counted = max(-2 * usual, min(2 * usual, over))
-        if over > JUMP * usual:
-            self.delay_us, self._calm = over, 0
+        if delayed := over > JUMP * usual:
+            self.delay_us = self._jump_us = over
+            self._calm = 0
             self.level_us += SLOWLY * LEVEL * counted
-            return
-        self._calm += 1
-        if self._calm >= CALM:
-            self.delay_us = 0.0
-        self.level_us += LEVEL * counted
-        self._mid_us += MID * (median - self._mid_us)
-        apart = median - self._mid_us
-        moved = self.gain + GAIN * counted * apart / (median**2 + self._mid_us**2)
-        self.gain = min(GAINS[1], max(GAINS[0], moved))
-        self._usual_us = max(usual + DEVIATION * (min(abs(over), 4 * usual) - usual), STEADY * median)
+        else:
+            self._calm += 1
+            if self._calm >= CALM:
+                self.delay_us = 0.0
+            self.level_us += LEVEL * counted
+            self._mid_us += MID * (median - self._mid_us)
+            apart = median - self._mid_us
+            moved = self.gain + GAIN * counted * apart / (median**2 + self._mid_us**2)
+            self.gain = min(GAINS[1], max(GAINS[0], moved))
+            self._usual_us = max(usual + DEVIATION * (min(abs(over), 4 * usual) - usual), STEADY * median)
+        if self._runs.end(delayed):
+            self.delay_us = 0.0 if delayed else self._jump_us
 
     def _learn(self, over_us, entry, late):
         """What else a frame teaches."""
@@ -171,6 +209,7 @@ class Closed(Controller):
     def restart(self) -> None:
         """Forget what was learnt of times, since those of the table are of now."""
         self.gain, self.level_us, self.tail_us, self.delay_us, self._usual_us = 1.0, 0.0, 0.0, 0.0, 0.0
+        self._runs = Runs()
 
 
 @dataclass
