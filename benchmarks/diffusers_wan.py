@@ -1,11 +1,12 @@
 """Wan 1.3B of diffusers with random weights and slices: whole passes, in CUDA graphs, and on two GPUs.
 
-    python benchmarks/diffusers_wan.py                 passes of 480p and 720p, their layers compiled
+    python benchmarks/diffusers_wan.py                 passes of 480p and 720p, their layers compiled, and a pipeline
     python benchmarks/diffusers_wan.py --ranks 2       480p on two GPUs, not compiled
     python benchmarks/diffusers_wan.py --tiny          a small network on a CPU
 
-`times_as_fast` is over the same call with torch's attention. Lists are made in each call, or `kept` from an earlier
-step. Maps of random weights are flat: recall says what part of the attention was listed. Needs diffusers 0.36 or newer.
+`times_as_fast` is over the fastest call with torch's attention, of a pass or of a pipeline's step. Lists are made in
+each call, or `kept` from an earlier step. Maps of random weights are flat: recall says what part of the attention was
+listed. Rows are written as they are measured. Needs diffusers 0.36 or newer.
 """
 
 import argparse
@@ -30,6 +31,8 @@ SHARES = 0.3, 0.2, 0.1
 SMALL = {"num_attention_heads": 2, "attention_head_dim": 64, "ffn_dim": 64, "num_layers": 2, "text_dim": 32}
 WAN = {"num_attention_heads": 12, "attention_head_dim": 128, "ffn_dim": 8960, "num_layers": 30, "text_dim": 4096}
 STEPS = {"refresh": [0, 15, 30, 45], "first_dense": 0}
+# Steps of a pipeline, whose lists are made in the first.
+N_STEPS = 4
 NAME = "tilewright_slices"
 
 
@@ -91,27 +94,62 @@ def kept_share(net, given):
 
 
 def passes(net, given, size):
-    """Yield a row for dense attention and for each share of the keys: lists of each call, kept ones, in a graph."""
+    """Yield a row for dense attention and for each share of the keys: lists of each call, kept ones, then in graphs."""
+
+    def call():
+        return net(**given)[0]
+
+    graphs = torch.cuda.is_available()
     net.set_attention_backend("native")
-    dense_ms, right = taken(lambda: net(**given)[0])
-    yield {"size": size, "attention": "dense", "ms": dense_ms, "times_as_fast": 1.0}
+    ms, right = taken(call)
+    yield {"size": size, "attention": "dense", "ms": ms}
+    if graphs:
+        yield {"size": size, "attention": "dense, a CUDA graph", "ms": taken(captured(call))[0]}
     for share in SHARES:
         adapter.register(keep=share, budget=share)
         facts = {"size": size, "left_out": round(1 - share, 2), "recall": kept_share(net, given)}
 
         def row(attention, ms, out, facts=facts):
-            return {**facts, "attention": attention, "ms": ms, "times_as_fast": dense_ms / ms, "psnr": psnr(out, right)}
+            return {**facts, "attention": attention, "ms": ms, "psnr": psnr(out, right)}
 
         with adapter.denoising(net):
-            yield row("lists of each call", *taken(lambda: net(**given)[0]))
+            yield row("lists of each call", *taken(call))
+            if graphs:
+                yield row("lists of each call, a CUDA graph", *taken(captured(call)))
         adapter.register(keep=share, budget=share, steps=STEPS)
         with adapter.denoising(net) as run:
-            net(**given)
+            call()
             run.step_end(None, 0, None, {})
-            call = uncounted(run, lambda: net(**given)[0])
-            yield row("kept lists", *taken(call))
-            if torch.cuda.is_available():
-                yield row("kept lists, a CUDA graph", *taken(captured(call)))
+            kept = uncounted(run, call)
+            yield row("kept lists", *taken(kept))
+            if graphs:
+                yield row("kept lists, a CUDA graph", *taken(captured(kept)))
+
+
+def pipelines(net, given, size):
+    """Yield a row for a step of diffusers' pipeline with guidance: dense, and with lists that the first step makes."""
+    import diffusers
+
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    pipe = diffusers.WanPipeline(tokenizer=None, text_encoder=None, vae=None, scheduler=scheduler, transformer=net)
+    pipe.set_progress_bar_config(disable=True)
+    latents, text = given["hidden_states"], given["encoder_hidden_states"]
+    frames, height, width = latents.shape[2:]
+    asked = {"num_frames": 4 * frames - 3, "height": 8 * height, "width": 8 * width, "guidance_scale": 3.0}
+    asked |= {"prompt_embeds": text, "negative_prompt_embeds": -text, "num_inference_steps": N_STEPS}
+
+    def call(**more):
+        return pipe(latents=latents.float(), output_type="latent", **asked, **more).frames
+
+    net.set_attention_backend("native")
+    ms, right = taken(call)
+    yield {"size": size, "attention": "dense, a step of a pipeline", "ms": ms / N_STEPS}
+    for share in SHARES:
+        adapter.register(keep=share, budget=share, steps=STEPS)
+        with adapter.denoising(pipe) as run:
+            ms, out = taken(lambda run=run: call(callback_on_step_end=run.step_end))
+        facts = {"size": size, "left_out": round(1 - share, 2), "psnr": psnr(out, right)}
+        yield {**facts, "attention": "kept lists, a step of a pipeline", "ms": ms / N_STEPS}
 
 
 def uncounted(run, call):
@@ -173,17 +211,30 @@ def of_rank(rank, ranks, tiny, shape, results):
 
 @torch.no_grad()
 def rows(tiny, ranks):
-    """Rows of all sizes, or of several processes."""
+    """Yield rows of all sizes, or of several processes."""
     sizes = TINY if tiny else SIZES
+    first, shape = next(iter(sizes.items()))
     if ranks > 1:
-        size, shape = next(iter(sizes.items()))
         results = mp.get_context("spawn").SimpleQueue()
         mp.spawn(of_rank, (ranks, tiny, shape, results), nprocs=ranks, join=True)
-        return [{"size": size, **row} for row in results.get()]
+        yield from ({"size": first, **row} for row in results.get())
+        return
     net, given = network(tiny)
     if not tiny:
         net.compile_repeated_blocks(dynamic=False)
-    return [row for size, shape in sizes.items() for row in passes(net, given(shape), size)]
+    for size, each in sizes.items():
+        yield from passes(net, given(each), size)
+    yield from pipelines(net, given(shape), first)
+
+
+def table(found, known):
+    """Rows as they are written."""
+    columns = ("size", "attention", "left_out", "ms", "times_as_fast", "recall", "psnr", "off")
+    made = pd.DataFrame(found).reindex(columns=columns)
+    # Of the same size and kind of call.
+    kind = [made["size"], made["attention"].str.contains("pipeline")]
+    dense = made["ms"].where(made["attention"].str.startswith("dense")).groupby(kind).transform("min")
+    return made.assign(times_as_fast=made["times_as_fast"].fillna(dense / made["ms"]), **known)
 
 
 def main():
@@ -195,14 +246,16 @@ def main():
     parser.add_argument("--ranks", type=int, default=1, help="GPUs, with --tiny processes")
     parser.add_argument("--output", type=Path, default=Path("results/logs/diffusers_wan.csv"), help="rows")
     given = parser.parse_args()
-    known = {"device": "cpu" if given.tiny else torch.cuda.get_device_name(), "torch": torch.__version__}
-    columns = ("size", "attention", "left_out", "ms", "times_as_fast", "recall", "psnr", "off")
-    found = pd.DataFrame(rows(given.tiny, given.ranks)).reindex(columns=columns)
-    found = found.assign(**known, diffusers=diffusers.__version__)
+    device = "cpu" if given.tiny else torch.cuda.get_device_name()
+    known = {"device": device, "torch": torch.__version__, "diffusers": diffusers.__version__}
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(given.output) as path:
-        found.to_csv(path, index=False)
-    print(found.to_string(index=False))
+    found = []
+    for row in rows(given.tiny, given.ranks):
+        found.append(row)
+        made = table(found, known)
+        with atomic(given.output) as path:
+            made.to_csv(path, index=False)
+    print(made.to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ def test_passes_are_timed(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--tiny", "--output", str(tmp_path / "x.csv")])
     loaded(SCRIPT).main()
     rows = pd.read_csv(tmp_path / "x.csv")
-    assert list(rows["attention"]) == ["dense", *["lists of each call", "kept lists"] * 3]
-    lists = rows[rows["attention"] != "dense"]
-    assert (rows["ms"] > 0).all() and (lists["recall"] > 0).all() and (lists["psnr"] > 20).all()
+    of_step = [f"{kind}, a step of a pipeline" for kind in ("dense", *["kept lists"] * 3)]
+    assert list(rows["attention"]) == ["dense", *["lists of each call", "kept lists"] * 3, *of_step]
+    assert (rows["times_as_fast"][rows["attention"].str.startswith("dense")] == 1).all()
+    lists = rows[~rows["attention"].str.startswith("dense")]
+    assert (rows["ms"] > 0).all() and (lists["recall"][:6] > 0).all() and (lists["psnr"] > 20).all()
