@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tilewright.core import arguments, transforms
+from tilewright.core._internals import any_autocast
 from tilewright.core.caches import Recent
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.core.operators import watched
@@ -115,9 +116,14 @@ def again(known: Recent, key: Any, q: Any, k: Any, v: Any) -> Callable | None:
     None where no such call was `known` by `run`, and where somebody looks at this one.
     """
     for same, call in known.get(key):
-        # Torch's guards end the process where they are given nested tensors.
-        if not any(getattr(x, "is_nested", True) for x in (q, k, v)) and same(q, k, v):
-            return None if watched(q) or torch.is_autocast_enabled(q.device.type) else call
+        # Torch's guards end the process where they are given nested tensors. Written out: every call asks.
+        try:
+            if q.is_nested or k.is_nested or v.is_nested:
+                return None
+        except AttributeError:
+            return None
+        if same(q, k, v):
+            return None if watched(q) or any_autocast() else call
     return None
 
 

@@ -410,6 +410,28 @@ def test_a_repeated_kernel_writes_to_the_memory_that_it_is_given_first(launched)
     assert list(given) == [out.data_ptr(), x.data_ptr(), 32]
 
 
+def test_a_repeated_kernel_of_one_layout_compares_none(repeated, launched, monkeypatch):
+    call, started = repeated
+    alike, x = call.for_one_layout(), torch.randn(4, 8)
+    assert torch.equal(alike(x), 2 * x) and len(started) == 1 and not launched
+    # Compared once more, and never again.
+    alike(x)
+    monkeypatch.setattr(call, "_known", None)
+    out = alike(x)
+    assert len(started) == 1 and len(launched) == 2
+    given = launched[-1][-1] if triton.__version__ >= "3.7" else launched[-1][13:]
+    assert list(given)[:2] == [out.data_ptr(), x.data_ptr()]
+
+
+def test_a_repeated_kernel_of_one_layout_still_looks_where_tensors_lie(repeated, launched):
+    call, started = repeated
+    alike = call.for_one_layout()
+    for _ in range(3):
+        alike(torch.randn(4, 8))
+    alike(torch.randn(33)[1:].view(4, 8))
+    assert len(started) == 2 and len(launched) == 2
+
+
 def test_a_repeated_kernel_takes_one_tensor_twice(repeated, launched):
     call, started = repeated
     x, y = torch.randn(2, 4, 8)

@@ -63,17 +63,19 @@ def prepared(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, scale: float, want_lse: bool, bound: float | None
 ) -> Callable:
     """See `backends`."""
-    return _caller(q, rule, scale, False, want_lse, bound)
+    return _caller(q, rule, scale, False, want_lse, bound, again=True)
 
 
-def _caller(q, rule, scale, extra, want_lse, bound, form=None):
+def _caller(q, rule, scale, extra, want_lse, bound, form=None, again=False):
     """``callable(q, k, v, extra keys, extra values) -> (result, log-sum-exps or None)`` for tensors like `q`; without
-    `extra` the last two are not given."""
+    `extra` the last two are not given. again: all calls have tensors of one layout."""
     if q.dtype == torch.float16:
         # Weights far below the bound are none in this type.
         bound = None
     form = form or forms.choose(rule, tuple(q.shape[1:-2]), q.shape[0] * q.shape[-2], q.shape[-1], q.dtype)
     launch = _forward(Setting(rule, scale, extra, want_lse, (form,), bound), q.device)
+    if again:
+        launch = launch.for_one_layout()
 
     def call(q, k, v, *more):
         if want_lse:
