@@ -280,12 +280,32 @@ def _natten(tokens):
     stated = {"kernel_size": found.rule.window, "stride": found.rule.stride, "dilation": found.rule.dilation}
     qkv = tokens.q, tokens.k, tokens.v
     attend = partial(getattr(natten, f"na{len(found.grid)}d"), *qkv, **stated, is_causal=found.rule.causal)
-    forms = [("default", {})]
+    forms = [("default", attend, tokens.on_grid, tokens.expected)]
     for (q_tile, kv_tile), schedule in configs.get_configs_for_cutlass_hopper_fna(*qkv):
         tiles = {"q_tile_shape": q_tile, "kv_tile_shape": kv_tile, "kernel_schedule": schedule}
         name = "-".join("x".join(map(str, tile)) for tile in (q_tile, kv_tile))
-        forms.append((f"hopper-{name}-{schedule}", {"backend": "hopper-fna", **tiles}))
-    return [(name, partial(attend, **more), tokens.on_grid, tokens.expected) for name, more in forms]
+        name = f"hopper-{name}-{schedule.name}"
+        forms.append((name, partial(attend, backend="hopper-fna", **tiles), tokens.on_grid, tokens.expected))
+        forms.append((f"{name}-ordered", *_natten_kernel(tokens, q_tile, kv_tile, schedule), tokens.expected))
+    return forms
+
+
+def _natten_kernel(tokens, q_tile, kv_tile, schedule):
+    """``(call, of)`` of NATTEN's kernel alone, whose tokens lie in the order of its tiles, into which they are brought
+    once."""
+    found, axes = tokens.layer, len(tokens.layer.grid)
+    library, permute = import_module("natten._libnatten"), import_module("natten.token_permute")
+    dilation = found.rule.dilation
+    q, grid, q_grid = permute.token_permute_operation(tokens.q, q_tile, dilation=dilation)
+    k, v = (permute.token_permute_operation(x, kv_tile, dilation=dilation) for x in (tokens.k, tokens.v))
+    rule = found.rule.window, found.rule.stride, dilation, found.rule.causal, found.head_dim**-0.5
+    shapes = q_grid, k[2], grid, q_tile, kv_tile, schedule.value
+    attend = partial(getattr(library, f"hopper_na{axes}d_forward"), q, k[0], v[0], *rule, *shapes)
+
+    def of(made):
+        return tokens.on_grid(permute.token_unpermute_operation(made[0], grid, q_tile, dilation=dilation))
+
+    return attend, of
 
 
 def _dense(tokens):
