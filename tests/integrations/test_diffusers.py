@@ -296,13 +296,14 @@ def test_a_table_of_budgets_is_for_one_network_size_and_number_of_steps(tmp_path
 
     def by(**changes):
         stated = {"model": "WanTransformer3DModel", "shape": (16, 3, 12, 16), "tokens": hosts.VIDEO, "steps": 5}
-        slices.Budgets(**stated | changes, begins=(0,), keep=(((1.0, 1.0),) * 2,)).save(file)
+        of_layers = ((1.0, 1.0),) * changes.pop("layers", 2)
+        slices.Budgets(**stated | changes, begins=(0,), keep=(of_layers,)).save(file)
         adapter.register(tokens=100, steps={**STEPS, "budgets": str(file)})
         with adapter.denoising(pipe) as run:
             return frames(pipe, callback_on_step_end=run.step_end)
 
     assert torch.allclose(by(), expected, atol=1e-5)
-    wrong = {"model": "Flux", "shape": (16, 3, 12, 18), "steps": 6, "tokens": 145}
+    wrong = {"model": "Flux", "shape": (16, 3, 12, 18), "steps": 6, "tokens": 145, "layers": 3}
     for name, value in wrong.items():
         with pytest.raises(PatternError, match=rf"^budgets of .*: expected {name} .*, found "):
             by(**{name: value})

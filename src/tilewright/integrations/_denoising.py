@@ -211,7 +211,7 @@ class _Network:
         if self.steps is None:
             return
         if self.steps.budgets is not None:
-            found = {"model": self.name, "shape": given["hidden_states"].shape[1:]}
+            found = {"model": self.name, "shape": tuple(given["hidden_states"].shape[1:])}
             number = getattr(self.pipe, "num_timesteps", None)
             self.steps.budgets.check(**found, **({} if number is None else {"steps": number}))
         number = self.passes[self.branch]
@@ -224,8 +224,12 @@ class _Network:
         branch = self.branch if not number else f"{self.branch} {number}"
         attention.place = Place(self.steps, run.step, branch)
 
-    def _end(self, *_):
-        self.run.attention.stated_dense = self.run.attention.place = None
+    def _end(self, model, args, out):
+        attention = self.run.attention
+        place, attention.stated_dense, attention.place = attention.place, None, None
+        # A pass that failed gives None. Where no layer called slices, torch attended.
+        if out is not None and place is not None and place.layer and place.steps.budgets is not None:
+            place.steps.budgets.check(layers=place.layer)
 
     def _dense(self, given):
         """The `Dense` tokens of a pass."""
