@@ -23,8 +23,7 @@ CALLS, FEW = 30, 3
 KEPT = 4
 # Endings of weights that hold their classes, where they were trained here.
 HEADED = (".safetensors", ".json")
-# Modes of images that are turned into RGB, and classes that are named for each.
-MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "YCbCr")
+# Classes that are named for each image.
 NAMED = 3
 
 
@@ -63,7 +62,7 @@ def run(model, sources, checkpoint, attention, *, device, dtype, budget_us, tabl
     stems = [Path(name).stem for name in sources]
     for name, file in sources.items():
         try:
-            image = _rgb(images.opened(file), name)
+            image = images.rgb(file)
             found, took_us, path = labelled(np.array(image))
         except (ArtifactError, PatternError) as error:
             refused.append(name)
@@ -192,13 +191,6 @@ def _network(model, checkpoint, attention, options):
         return made
     stated = dict(options) if model is None else networks.parse(model, options)[1]
     return networks.from_checkpoint(checkpoint, attention=attention, **stated)
-
-
-def _rgb(image, name):
-    """An image in RGB. Raises `ArtifactError` for one whose numbers are no colours."""
-    if image.mode not in MODES:
-        raise ArtifactError(f"{name}: expected an image of 8 bits ({', '.join(MODES)}), found mode {image.mode}")
-    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _distinct(names):

@@ -21,12 +21,14 @@ NETWORK = ["--network", "segformer-b0-32", "--classes", "5", "--samples", "2"]
 
 @pytest.fixture
 def folder(tmp_path):
-    """Three frames, of which one is half there, one of another size, and what is no image."""
+    """Three frames of three modes, besides one that is half there, one of another size, and what is no image."""
     place = tmp_path / "frames"
     place.mkdir()
     drawn = np.random.default_rng(0)
     for name in "abc":
         Image.fromarray(drawn.integers(0, 256, (32, 48, 3), dtype=np.uint8)).save(place / f"{name}.png")
+    Image.open(place / "b.png").convert("RGBA").save(place / "b.png")
+    Image.open(place / "c.png").convert("P").save(place / "c.png")
     (place / "d.png").write_bytes((place / "a.png").read_bytes()[:1500])
     Image.new("RGB", (40, 32)).save(place / "e.jpg")
     (place / "notes.txt").write_text("no image")
@@ -116,9 +118,9 @@ def test_no_frame_that_can_be_read_is_an_error(folder, capsys):
         next(folder.glob(f"{name}.*")).unlink()
     assert command.main(["stream", "--source", str(folder), *NETWORK, "--fps", "9"]) == 2
     assert "expected frames, found none of 1 that can be read" in capsys.readouterr().err
-    # A runner of its size is made, but no frame is labelled.
-    Image.new("L", (48, 32)).save(folder / "a.png")
-    assert command.main(["stream", "--source", str(folder), *NETWORK, "--fps", "9"]) == 1
-    assert capsys.readouterr().out.startswith("2 frames, 0 labelled, 2 refused; 0 of 0 promises kept")
+    Image.new("I;16", (48, 32)).save(folder / "a.png")
+    assert command.main(["stream", "--source", str(folder), *NETWORK, "--fps", "9"]) == 2
+    errors = capsys.readouterr().err
+    assert "a.png: expected an image of 8 bits (RGB, " in errors and "none of 2 that can be read" in errors
     with pytest.raises(ConfigError, match="cameras need cv2"):
         next(stream.frames_of("camera"))

@@ -80,3 +80,19 @@ def test_what_is_no_image_is_refused(tmp_path, write):
     write(tmp_path / "image.png")
     with pytest.raises(ArtifactError, match=r"image\.png: expected an image, found"):
         images.load(tmp_path / "image.png", 16)
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("L", "png"), ("LA", "png"), ("P", "gif"), ("1", "png"), ("CMYK", "jpg")])
+def test_images_of_eight_bits_are_turned_into_rgb(tmp_path, mode, kind):
+    drawn = np.random.default_rng(0).integers(0, 256, (6, 8), dtype=np.uint8)
+    Image.fromarray(drawn).convert(mode).save(tmp_path / f"image.{kind}")
+    with Image.open(tmp_path / f"image.{kind}") as image:
+        expected = image.convert("RGB")
+    found = images.rgb(tmp_path / f"image.{kind}")
+    assert found.mode == "RGB" and found.tobytes() == expected.tobytes()
+
+
+def test_an_image_of_sixteen_bits_is_refused(tmp_path):
+    Image.new("I;16", (8, 6)).save(tmp_path / "deep.png")
+    with pytest.raises(ArtifactError, match=r"deep\.png: expected an image of 8 bits \(RGB, .*\), found mode I;16"):
+        images.rgb(tmp_path / "deep.png")

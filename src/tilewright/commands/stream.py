@@ -66,6 +66,8 @@ def run(
     output: str | None,
 ) -> int:
     """Label frames until there are no more. Returns 1 where a frame could not be labelled."""
+    import numpy as np
+
     from tilewright.paths import load
 
     if budget_us is None and fps is None:
@@ -82,8 +84,10 @@ def run(
     try:
         for number, (name, frame) in enumerate(given, 1):
             try:
+                if isinstance(frame, Path):
+                    frame = np.array(images.rgb(frame))
                 if runner is None:
-                    runner = _runner(networks, rows, _size(frame), samples)
+                    runner = _runner(networks, rows, frame.shape[:2], samples)
                     begin = due = perf_counter()
                 labels, told = runner(frame, budget)
             except (ArtifactError, PatternError) as error:
@@ -140,14 +144,6 @@ def _of_camera(number, count):
             at += 1
     finally:
         camera.release()
-
-
-def _size(frame):
-    """Height and width of a frame. Raises `ArtifactError` for a file that is no image."""
-    if isinstance(frame, Path):
-        width, height = images.opened(frame).size
-        return height, width
-    return frame.shape[:2]
 
 
 def _network(text, classes, device, dtype):

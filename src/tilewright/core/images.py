@@ -39,6 +39,8 @@ PHOTOGRAPHS = {
     "rocket": Photograph("rocket.jpg", (640, 427), "public domain", "SpaceX"),
 }
 
+# Modes of images that are turned into RGB.
+MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "YCbCr")
 # Endings of images in a folder.
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -90,6 +92,14 @@ def opened(where: Path | str) -> Any:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ArtifactError(f"{where}: expected an image, found: {error}") from error
     return found
+
+
+def rgb(where: Path | str) -> Any:
+    """As `opened`, in RGB. Raises `ArtifactError`, also for an image whose numbers are no colours."""
+    found = opened(where)
+    if found.mode not in MODES:
+        raise ArtifactError(f"{where}: expected an image of 8 bits ({', '.join(MODES)}), found mode {found.mode}")
+    return found if found.mode == "RGB" else found.convert("RGB")
 
 
 def turned(image: Any) -> Any:
