@@ -134,6 +134,8 @@ BAD = {
     "type": (torch.zeros(40, 56, 3), PatternError, "expected uint8 1x40x56x3 or an image, found torch.float32"),
     "empty": (np.zeros((0, 56, 3), np.uint8), PatternError, "found 1x0x56x3"),
     "nothing": (np.zeros(0, np.uint8), PatternError, "found 0"),
+    "meta": (torch.zeros(40, 56, 3, dtype=torch.uint8, device="meta"), PatternError, "expected uint8 1x40x56x3"),
+    "sparse": (torch.zeros(40, 56, 3, dtype=torch.uint8).to_sparse(), PatternError, "expected uint8 1x40x56x3"),
     "none": (None, PatternError, "or an image, found None"),
     "mode L": (Image.new("L", (56, 40)), PatternError, "expected an RGB image, found mode L"),
     "mode I;16": (Image.new("I;16", (56, 40)), PatternError, "expected an RGB image, found mode I;16"),
@@ -181,8 +183,10 @@ def test_a_budget_below_the_fastest_path_is_said(several, joint, runner, frame, 
     promised(strict)
     with pytest.raises(BudgetError, match="expected at least 2000 us"):
         strict(frame, 1.0)
-    with pytest.raises(BudgetError, match="expected microseconds above 0, found 0"):
-        runner(frame, 0)
+    for budget in (0, 10**400, "9", True, float("inf")):
+        with pytest.raises(BudgetError, match="expected microseconds above 0, found "):
+            runner(frame, budget)
+    assert runner(frame, np.float32(1))[1].short is True
 
 
 def test_promises_are_about_frames(several, joint, frame, tmp_path):
@@ -310,6 +314,8 @@ def test_networks_that_do_not_go_together(several, joint):
         FrameRunner(small, None, SIZE, pixels=(31, 32))
     with pytest.raises(ConfigError, match="frame: expected 2 integers of at least 1, found 40"):
         FrameRunner(small, Table([entry(small, FULL, 0.4)]), 40)
+    with pytest.raises(ConfigError, match="frame: expected at most 2147483647 numbers in a call, found 3000000000"):
+        FrameRunner(small, None, (10**5, 10**4))
 
 
 scores = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), min_size=1, max_size=30)

@@ -173,8 +173,8 @@ class FrameRunner(Picker):
         given = places.opened(frame, self.places.size, len(self.places.frames))
         if not isinstance(frame, torch.Tensor):
             begin = perf_counter_ns()
-        price = self.control.price if price is None else price
-        entry = self.pick(self.control.room(checked_budget(budget_us)), price=price)
+        price, budget_us = self.control.price if price is None else price, checked_budget(budget_us)
+        entry = self.pick(self.control.room(budget_us), price=price)
         several = getattr(frame, "ndim", 3) == 4
         return self._answer(entry, given, begin, self.record, self.control, budget_us, price, several)
 

@@ -128,6 +128,8 @@ class Places:
     ):
         """Memory for `batch` frames. Raises `ConfigError` for a size, means or deviations that are none."""
         height, width = arguments.sizes("frame", size, 2)
+        if (count := 3 * batch * height * width) > arguments.MOST:
+            raise ConfigError(f"frame: expected at most {arguments.MOST} numbers in a call, found {count}")
         self.mean, self.deviation = _three("mean", mean), _three("std", deviation)
         if min(self.deviation) <= 0:
             raise ConfigError(f"std: expected numbers above 0, found {arguments.shown(deviation)}")
@@ -179,7 +181,7 @@ def opened(frame: Any, size: tuple[int, int], batch: int = 1) -> torch.Tensor:
         frame = torch.from_numpy(np.ascontiguousarray(frame))
     elif not isinstance(frame, torch.Tensor) and (isinstance(frame, (str, Path)) or hasattr(frame, "getexif")):
         frame = _pixels(frame)
-    if not isinstance(frame, torch.Tensor) or frame.dtype is not torch.uint8:
+    if not isinstance(frame, torch.Tensor) or frame.dtype is not torch.uint8 or not _readable(frame):
         raise PatternError(f"frame: expected uint8 {_sizes(shape)} or an image, found {arguments.shown(frame)}")
     if frame.ndim == 3 and batch == 1:
         frame = frame[None]
@@ -189,6 +191,10 @@ def opened(frame: Any, size: tuple[int, int], batch: int = 1) -> torch.Tensor:
             "or make a runner for its size"
         )
     return frame
+
+
+def _readable(frame):
+    return frame.layout is torch.strided and (frame.is_cpu or frame.is_cuda)
 
 
 def _pixels(image):

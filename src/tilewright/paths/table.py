@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +86,13 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 def checked_budget(budget_us: Any) -> float:
     """A budget in microseconds. Raises `BudgetError` for what is no positive number."""
-    if not isinstance(budget_us, Real) or isinstance(budget_us, bool) or not 0 < budget_us < math.inf:  # type: ignore[operator]  # numbers compare
+    # Of each frame.
+    if type(budget_us) is float and 0 < budget_us < math.inf:
+        return budget_us
+    found = arguments.real(budget_us)
+    if found is None or found <= 0:
         raise BudgetError(f"budget: expected microseconds above 0, found {arguments.shown(budget_us)}")
-    return float(budget_us)
+    return found
 
 
 def promised(samples_us: Sequence[float] | np.ndarray) -> float:
