@@ -47,8 +47,9 @@ NORMS = ("norm_q", "norm_k")
 FUSED_ON = ("cuda",)
 # A row's largest score may be the bound below zero, and `neighborhood.attend` allows 80 from its bound.
 LARGEST_BOUND = 40.0
-# Of modules: what their gains were, and the bound of their scores. Read from the device once.
-_bounds: MutableMapping[nn.Module, tuple[list, float]] = WeakKeyDictionary()
+# Of modules: what their gains were, the bound of their scores, and the gains' memory, which no others get then. Read
+# from the device once.
+_bounds: MutableMapping[nn.Module, tuple[list, float, list[Tensor]]] = WeakKeyDictionary()
 
 
 def register(name: str = "tilewright_slices", **settings: Any) -> Any:
@@ -271,13 +272,13 @@ def _bound(attn):
     gains = [getattr(attn, norm).weight for norm in NORMS]
     # The version counts changes in place, which inference tensors do not have.
     state = [(gain.data_ptr(), 0 if gain.is_inference() else gain._version) for gain in gains]
-    known, bound = _bounds.get(attn, (None, 0.0))
+    known, bound, _ = _bounds.get(attn, (None, 0.0, []))
     if known != state:
         if gains[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         q, k = (float(gain.detach().abs().max()) for gain in gains)
         bound = abs(attn.scale) * gains[0].numel() * q * k
-        _bounds[attn] = state, bound
+        _bounds[attn] = state, bound, [gain.detach() for gain in gains]
     return bound if bound <= LARGEST_BOUND else None
 
 
