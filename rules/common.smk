@@ -367,6 +367,13 @@ def compiled_case(wildcards):
     return [f"results/compiled/{wildcards.experiment}/{wildcards.case}.txt"] if ahead else []
 
 
+def headline_plan(wildcards):
+    """Input: the schedule that baselines are timed beside; it names the files that it was made from."""
+    attention = experiments.member("attention")
+    named = "results/schedules/{m}/{reorder}/{tiles}.{solver}.json"
+    return [named.format(m=wildcards.m, **attention.HEADLINE)] if attention.beside(CONFIG) else []
+
+
 def in_orders(orders):
     """Input: the graph of a workload in each of `orders`; the natural one is the graph as it was made."""
     return ["results/graphs/{m}.npz" if name == "none" else f"results/graphs/{{m}}/{name}.npz" for name in orders]

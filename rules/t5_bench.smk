@@ -68,6 +68,7 @@ rule baselines:
     input:
         compiled_baselines,
         graph=in_orders(CONFIG.attention.baseline_orders),
+        schedule=headline_plan,
     output:
         csv="results/logs/{m}/baselines.csv",
     log:
@@ -83,6 +84,7 @@ rule baselines:
             attention_modules(experiments.member("attention").compared),
             kept=COMPILED,
             names=list(CONFIG.attention.baselines),
+            beside="--schedule" if experiments.member("attention").beside(CONFIG) else "",
             forms=baseline_forms,
             device=DEVICE,
             machine=MACHINE,
@@ -92,7 +94,7 @@ rule baselines:
         ),
     shell:
         "{params.kept} python {params.script} --baselines {params.names} {params.forms}"
-        " --graph {input.graph:q} {params.device} --max-dense-tokens {params.dense} {params.effort}"
+        " --graph {input.graph:q} {params.beside} {input.schedule:q} {params.device} --max-dense-tokens {params.dense} {params.effort}"
         " --seed {params.seed} --output {output.csv:q} 2>&1 | tee {log:q}"
 
 

@@ -140,6 +140,27 @@ def test_dense_baselines_pass_their_own_checks(tokens):
     assert masked["memory_bytes"] == 140 * 90 * 4 and dense["executed_gflops"] > dense["useful_gflops"]
 
 
+def test_a_plan_takes_turns_with_its_peers(monkeypatch, cover, tokens):
+    timed, in_turns = [], _attention.time_in_turns
+
+    def noted(calls, **limits):
+        timed.append(in_turns(calls, **limits))
+        return timed[-1]
+
+    monkeypatch.setattr(_attention, "time_in_turns", noted)
+    plan = plans.scheduled(cover), cover, None, tokens
+    rows = run_baselines(["sdpa_dense", "sdpa_mask"], tokens, QUICK, max_dense_tokens=1000, plan=plan)
+    assert [row["provider"] for row in rows] == ["sdpa_dense", "sdpa_mask"]
+    ((*peers, ours),) = timed
+    assert [row["p50_us"] for row in rows] == [each.p50_us for each in peers]
+    assert {(row["plan_us"], row["plan_rse"]) for row in rows} == {(ours.p50_us, ours.rse)}
+    # Without a plan, and beside one that is wrong, rows say nothing of it.
+    monkeypatch.setattr(_attention, "_run", lambda *_: _attention._Run(tokens.row(status="failed")))
+    for beside in (None, plan):
+        (row,) = run_baselines(["sdpa_mask"], tokens, QUICK, max_dense_tokens=1000, plan=beside)
+        assert (row["status"], row["plan_us"]) == ("ok", "")
+
+
 def test_an_unknown_baseline_is_refused(tokens):
     with pytest.raises(UnknownNameError, match="sdpa_dense, sdpa_mask, flex"):
         run_baselines(["xformers"], tokens, QUICK, max_dense_tokens=90)

@@ -321,6 +321,21 @@ def test_each_form_compares_like_with_like(tmp_path):
     assert (row["flex"], row["flex_natural"], row["inference_us"]) == (3, pytest.approx(60 / 26), 2)
 
 
+def test_a_peer_is_compared_with_what_the_plan_took_in_turns_with_it(tmp_path):
+    # In the minute of the peers everything took twice as long.
+    path = bench(
+        tmp_path / "b.csv",
+        ("flex", 30.0, {"reorder": "window", "ordered": "True", "plan_us": 20.0, "plan_rse": 0.03, "rse": 0.04}),
+        ("sdpa_mask", 28.0, {"reorder": "none", "ordered": "True"}),
+        plan(10.0, rse=0.0),
+        plan(12.0, ordered="False", rse=0.0),
+    )
+    (row,) = table_speedup.table([path, PAPER]).to_dict("records")
+    assert (row["peer"], row["peer_us"], row["over_peer"]) == ("flex (window)", 15, 1.5)
+    assert row["noise_peer"] == pytest.approx(2 * 1.5 * 0.05)
+    assert (row["peer_natural"], row["over_peer_natural"]) == ("flex (window)", 15 / 12)
+
+
 def test_a_peer_without_a_row_in_natural_order_counts_there_in_its_favour(tmp_path):
     path = bench(
         tmp_path / "b.csv", ("flex", 20.0, {"reorder": "window"}), ("sdpa_dense", 60.0, {}), plan(5.0, ordered="False")

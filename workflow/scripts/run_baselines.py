@@ -31,6 +31,7 @@ add(
     help="variant of a baseline, e.g. flex=128 (default: all variants)",
 )
 add("--graph", nargs="+", required=True, metavar="NPZ", help="the pattern, one file for each order")
+add("--schedule", metavar="JSON", help="a plan to time in turns with them, of the files that its schedule names")
 add("--output", type=flags.output, required=True, metavar="CSV", help="the rows to write")
 add("--batch", type=flags.count, default=1, help="sequences in a call (default: 1)")
 add(

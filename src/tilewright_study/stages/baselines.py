@@ -26,12 +26,14 @@ def run(
     seed,
     compile_only=False,
     forms=(),
+    schedule=None,
 ):
     """Check and time the `baselines` on a `device` of this kind and write all rows to `output`.
 
     graph: files of one pattern in several orders. Baselines that work through all pairs take the same time in every
     order: they run in the first one only. forms: pairs of a baseline and a form of it; without one a baseline runs in
-    all. compile_only: nothing is timed, `output` lists what was compiled instead.
+    all. schedule: the plan of this file, and of those that it names, takes turns with them. compile_only: nothing is
+    timed, `output` lists what was compiled instead.
     Raises `TilewrightError`; nothing is written then.
     """
     from tilewright_study.experiments.attention import run as _attention
@@ -48,8 +50,10 @@ def run(
             compiled = (_attention.compile_baselines(names, tokens, chosen) for tokens in orders)
             experiment.write_names(output, itertools.chain.from_iterable(compiled))
             return
+        plan = None if schedule is None else bench.loaded(schedule, **facts)
         for tokens in orders:
-            rows += _attention.run_baselines(names, tokens, effort, max_dense_tokens=max_dense_tokens, forms=chosen)
+            limits = {"max_dense_tokens": max_dense_tokens, "forms": chosen}
+            rows += _attention.run_baselines(names, tokens, effort, **limits, plan=plan)
             names = [name for name in names if not sparse_baselines.member(name).DENSE]
     bench.show(rows)
     experiment.write(output, "attention", rows, device)

@@ -94,6 +94,11 @@ class _Inputs:
         return self._tokens
 
 
+def loaded(path, *, heads, head_dim, dtype, **options):
+    """As `_loaded`, of the files that the schedule at `path` names."""
+    return _loaded(path, _Inputs(None, None, None), {"heads": heads, "head_dim": head_dim, "dtype": dtype}, options)
+
+
 def _loaded(path, inputs, stated, options):
     """``(schedule, blocks, name of its tile set, Tokens)`` of the schedule at `path`."""
     schedule = schedules.read(path)

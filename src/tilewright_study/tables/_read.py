@@ -48,8 +48,7 @@ HEURISTICS = ("greedy", "descent")
 PUBLISHED = "-paper"
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
 MOST_NOISE = 0.05
-# The policy of the headline, chosen before measuring: what `tilewright.plan` makes of these patterns by itself.
-HEADLINE = {"reorder": "window", "tiles": "mixed", "solver": "highs"}
+HEADLINE = experiments.member("attention").HEADLINE
 
 
 # What reading bytes raises that are no file of a known kind.

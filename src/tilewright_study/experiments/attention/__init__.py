@@ -21,6 +21,8 @@ FIGURES = ("overview", "latency", "speedup", "pattern", "fill", "prediction", "p
 # Its files lie beside those of the stages before, at results/logs/<graph>/…
 FOLDER = ""
 OURS = "tilewright"
+# The policy of the headline, chosen before measuring: what `tilewright.plan` makes of these patterns by itself.
+HEADLINE = {"reorder": "window", "tiles": "mixed", "solver": "highs"}
 
 
 class Section(sections.Section, frozen=True):
@@ -74,10 +76,10 @@ class Row(rows.Waited, frozen=True, kw_only=True):
     floor_fraction: of p50_us; ceiling_fraction: executed_gflops over `ceilings.softmax_bound_gflops`. turns: how often
     it was measured, in turns with others: of several, rse is the standard error between them, else that within one.
     Of a schedule, variant is the form of torch's own attention that it runs, blank for its tiles, and own_us what these
-    are predicted to take.
+    are predicted to take. Of a baseline, plan_us and plan_rse are of the headline's plan in turns with it.
     """
 
-    LATER = ("own_us",)
+    LATER = ("own_us", "plan_us", "plan_rse")
 
     kind: Literal["attention"] = "attention"
     version: Literal[2] = 2
@@ -100,6 +102,8 @@ class Row(rows.Waited, frozen=True, kw_only=True):
     cold_us: Number = None
     predicted_us: Number = None
     own_us: Number = None
+    plan_us: Number = None
+    plan_rse: Number = None
     objective_us: Number = None
     bound_us: Number = None
     gap: Number = None
@@ -134,10 +138,16 @@ def scheduled(config, model, order):
 
 
 def compared(config, model):
-    """What decides the rows of the baselines of one graph."""
+    """What decides the rows of the baselines of one graph, and of the plan beside them."""
     section = config.attention
     names = [(name, order) for name in section.baselines for order in section.baseline_orders]
-    return [{"model": model, "reorder": order, "provider": name, "solver": ""} for name, order in names]
+    found = [{"model": model, "reorder": order, "provider": name, "solver": ""} for name, order in names]
+    return found + [{"model": model, "provider": OURS, **HEADLINE}] * beside(config)
+
+
+def beside(config):
+    """Whether the study runs the plan that baselines are timed beside."""
+    return HEADLINE["reorder"] in config.orders and (HEADLINE["tiles"], HEADLINE["solver"]) in config.attention.runs
 
 
 def modules(row, device):

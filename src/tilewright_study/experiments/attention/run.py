@@ -191,13 +191,16 @@ class _Run:
     tokens: Tokens | None = None
 
 
-def _in_turns(runs, effort):
-    """The rows of `runs`: those that passed their checks are timed in turns."""
-    right = [run for run in runs if run.call is not None]
+def _in_turns(runs, effort, plan=None):
+    """The rows of `runs`: those that passed their checks are timed in turns, and beside them the `_Run` of a plan."""
+    right = [run for run in (*runs, plan) if run is not None and run.call is not None]
     gpu = any(run.tokens.gpu for run in right)
     timings = time_in_turns([run.call for run in right], gpu=gpu, **effort.limits)
     for run, timing in zip(right, timings, strict=True):
         run.row = run.tokens.timed(run.row, run.call, run.executed, effort, timing, TURNS)
+    if plan in right and plan.row["status"] == "ok":
+        beside = {"plan_us": plan.row["p50_us"], "plan_rse": plan.row["rse"]}
+        return [run.row | (beside if run.row["status"] == "ok" else {}) for run in runs]
     return [run.row for run in runs]
 
 
@@ -244,16 +247,17 @@ def _run(schedule, blocks, tokens, facts, ordered):
     return _Run(row, call, executor.executed, tokens)
 
 
-def run_baselines(names, tokens, effort, *, max_dense_tokens, forms=None):
+def run_baselines(names, tokens, effort, *, max_dense_tokens, forms=None, plan=None):
     """A row of each of the baselines `names`, in its fastest variant, tokens in the order of the graph of `tokens`.
 
     forms: ``{baseline: variants}`` of those that do not run in all. In an order other than the natural one, a second
     row is of that variant with tokens permuted inside the call. More than `max_dense_tokens` keys are not attended
     densely. Where a baseline has several variants a first timing chooses one; then all are timed in turns.
     ``memory_bytes`` are the tables that a baseline holds. The first call, which may compile, is not counted; its time
-    is printed. Raises `UnknownNameError`.
+    is printed. plan: a schedule, its blocks, the name of its tile set and `Tokens` of its graph. It takes turns with
+    them, as a host may be faster in another minute, and their rows say what it took. Raises `UnknownNameError`.
     """
-    runs = []
+    runs, beside = [], None if plan is None else _runs(*plan, orders=(True,))[0]
     for name in names:
         module = sparse_baselines.member(name)
         facts = {"provider": name, "ordered": True}
@@ -269,7 +273,7 @@ def run_baselines(names, tokens, effort, *, max_dense_tokens, forms=None):
         runs.append(best := _fastest(module, _variants(name, forms), asked, effort, facts))
         if best.call is not None and asked.graph.row_order is not None and not module.DENSE:
             runs.append(_variant(module, best.row["variant"], asked, facts | {"ordered": False}))
-    return _in_turns(runs, effort)
+    return _in_turns(runs, effort, beside)
 
 
 def _variants(name, forms):
