@@ -17,7 +17,7 @@ from torch import Tensor, library
 
 from tilewright.core import operators as _first
 from tilewright.core import transforms
-from tilewright.core._internals import is_batched
+from tilewright.core._internals import empty_strided_cuda, is_batched
 from tilewright.core.caches import Recent
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.devices import qkv
@@ -65,7 +65,14 @@ def attend(
             extra = _rows(k_extra), _rows(v_extra)
         forward = launches(q.device.type).forward
         out, sums = forward(*given, _rule(tuple(rule)), scale, extra, lse != NO_LSE, bound)
-    return out, out.new_empty(0, dtype=torch.float32) if sums is None else sums
+    return out, _nothing_of(out) if sums is None else sums
+
+
+def _nothing_of(out: Tensor) -> Tensor:
+    """An empty tensor in float32 where `out` is, at the least cost."""
+    if out.is_cuda and out.get_device() == torch.cuda.current_device():
+        return empty_strided_cuda((0,), (1,), torch.float32)
+    return out.new_empty(0, dtype=torch.float32)
 
 
 def prepared(
