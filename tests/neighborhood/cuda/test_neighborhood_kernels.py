@@ -78,6 +78,26 @@ def test_attention_and_gradients_are_those_of_the_oracle(name):
         assert x.is_contiguous() and (x - y).abs().max() <= 4 * bound * y.abs().max()
 
 
+# The interpreter says so of NumPy; the sums are looked at.
+@pytest.mark.filterwarnings("ignore:.*encountered in")
+@pytest.mark.parametrize("name", CASES)
+def test_scores_far_from_zero_take_a_maximum(name):
+    grid, options, form, special = CASES[name]
+    q, k, v, extra = tensors(grid, **special)
+    # In float16 all boxes take one.
+    given = [x.float() for x in (40 * q, k, v, *(extra or ()))]
+    scale = special.get("scale", q.shape[-1] ** -0.5)
+    q, k, v, extra = *given[:3], tuple(given[3:]) or None
+    expected, sums = reference.neighborhood(
+        *(x.double() for x in given[:3]), **options, scale=scale, extra=extra and tuple(x.double() for x in extra)
+    )
+    # Beyond what float32 holds as it is.
+    assert sums.abs().max() > 100
+    out, lse = launch.forward(q, k, v, made(grid, options), scale, extra, True, form=form)
+    assert (out - expected).abs().max() <= 1e-3 * expected.abs().max()
+    assert (lse - sums).abs().max() < 1e-3
+
+
 @pytest.mark.parametrize("grid, window", [((24, 48, 48), 11), ((128, 128), 15), ((32768,), 2048), ((3, 500, 7), 3)])
 def test_every_candidate_covers_its_grid(grid, window):
     rule = made(grid, {"window": tuple(min(window, n) for n in grid)})

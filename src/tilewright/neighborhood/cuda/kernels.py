@@ -14,12 +14,15 @@ import triton
 import triton.language as tl
 
 from tilewright.devices.cuda.bounded_softmax import update_below
-from tilewright.devices.cuda.online_softmax import load_rows, store_rows, update, write_rows
+from tilewright.devices.cuda.online_softmax import load_rows, update, write_rows
 
 # What hidden pairs lose, above any score, and what the running maximum begins with: below all that is allowed.
 # ASSUME: products |q . k| stay below half of that.
 HIDDEN = tl.constexpr(-(2.0**100))
 FLOOR = tl.constexpr(-(2.0**99))
+# Sums of weights, powers of the scores as they are, between which float32 has room for all that counts.
+LEAST = tl.constexpr(2.0**-80)
+MOST = tl.constexpr(2.0**100)
 # Boxes of the outer and inner axis that follow one another before the next ones of these axes, for the L2 cache.
 NEAR = tl.constexpr(8)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -371,6 +374,83 @@ NOT_SPECIALIZED = [
 ]  # fmt: skip
 
 
+@triton.jit
+def attend_box(
+    number, at, strides, walk, chunk, m, n, plane, more, n_extra, scale_log2, bound_log2,
+    SIGN: tl.constexpr, TZ: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, BLOCK_N: tl.constexpr, C1: tl.constexpr,
+    C2: tl.constexpr, STRIDED: tl.constexpr, BITS: tl.constexpr, HEAD_DIM: tl.constexpr, D0: tl.constexpr,
+    D1: tl.constexpr, VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, CAUSAL_Z: tl.constexpr,
+    CUT: tl.constexpr, SINGLE: tl.constexpr, BOUNDED: tl.constexpr, FLAT: tl.constexpr, EXTRA: tl.constexpr,
+    LSE: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """Write the results of a box of a program, and return the sums of its weights.
+
+    at, strides: of queries, keys, values, results and sums. walk: the walked axis and its rule. chunk: the plane where
+    it is a SINGLE one. more: addresses of keys and values that all queries see, and what these are apart. BOUNDED: no
+    maximum is looked for, and weights are powers of what scores are above `bound_log2`.
+    """
+    BLOCK_M: tl.constexpr = TZ * TY * TX
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr = at
+    q_strides, k_strides, v_strides, o_strides, l_strides, steps = strides
+    box_z, rows_z, in_z, start_z, windows = walk_of(
+        walk[0], number, m, walk[1], walk[2], walk[3], TZ, TY * TX, STRIDED, CAUSAL_Z, CUT, False
+    )
+    m_rows = in_z & plane[6]
+    tokens = k_ptr + start_z * k_strides[0], v_ptr + start_z * v_strides[0], steps[0], steps[1]
+    rows = offset(rows_z, plane[2], plane[3], q_strides)
+    b_q0, b_q1 = load_rows(q_ptr + box_z * q_strides[0], rows, 1, HEAD_DIM, D0, D1)
+    if SIGN != 1:
+        b_q0, b_q1 = b_q0 * SIGN, b_q1 * SIGN
+    queries = b_q0, b_q1
+    acc0 = tl.zeros((BLOCK_M, V0), tl.float32)
+    acc1 = tl.zeros((BLOCK_M, V1 if V1 else 1), tl.float32)
+    m_i = tl.full((BLOCK_M,), 1.0, tl.float32) * (bound_log2 if BOUNDED else FLOOR * scale_log2)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    state = m_i, l_i, acc0, acc1
+    if SINGLE:
+        state = attend_chunk(
+            chunk, n, queries, tokens, windows, state, scale_log2,
+            C1, BLOCK_N, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, FLAT, BOUNDED, NUM_STAGES,
+        )  # fmt: skip
+    else:
+        cells = plane[11] * plane[12]
+        state = attend_part(
+            part_of(cells, 0, BLOCK_N, C1, C2), n, queries, tokens, windows, plane, state, scale_log2,
+            BLOCK_N, BLOCK_N, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BOUNDED, NUM_STAGES,
+        )  # fmt: skip
+        if C1:
+            state = attend_part(
+                part_of(cells, 1, BLOCK_N, C1, C2), n, queries, tokens, windows, plane, state, scale_log2,
+                C1, BLOCK_N, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BOUNDED, NUM_STAGES,
+            )  # fmt: skip
+        if C2:
+            state = attend_part(
+                part_of(cells, 2, BLOCK_N, C1, C2), n, queries, tokens, windows, plane, state, scale_log2,
+                C2, BLOCK_N, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BOUNDED, NUM_STAGES,
+            )  # fmt: skip
+    m_i, l_i, acc0, acc1 = state
+    if EXTRA:
+        for j in tl.range(0, n_extra, BLOCK_N):
+            own = tl.minimum(j + n, n_extra - 1)
+            b_s = tl.zeros((BLOCK_M, BLOCK_N), tl.float32) + tl.where(j + n < n_extra, 0.0, HIDDEN)[None, :]
+            b_k0, b_k1 = load_rows(more[0], own, more[2], HEAD_DIM, D0, D1)
+            b_s = scores_from(b_s, queries, b_k0, b_k1, D1)
+            b_v0, b_v1 = load_rows(more[1], own, more[3], VALUE_DIM, V0, V1)
+            if BOUNDED:
+                m_i, l_i, acc0, acc1 = update_below(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, V1)
+            else:
+                m_i, l_i, acc0, acc1 = update(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, V1)
+    rows = offset(rows_z, plane[2], plane[3], o_strides)
+    # One division a row.
+    share = 1.0 / l_i
+    acc0, acc1 = acc0 * share[:, None], acc1 * share[:, None]
+    write_rows(o_ptr + box_z * o_strides[0], rows, 1, acc0, acc1, m_rows, VALUE_DIM, V0, V1)
+    if LSE:
+        row = box_z * l_strides[0] + offset(rows_z, plane[2], plane[3], l_strides)
+        tl.store(lse_ptr + row, (m_i + tl.log2(l_i)) * LN2, mask=m_rows)
+    return l_i
+
+
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def tilewright_neighborhood(
     o_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, more_k_ptr, more_v_ptr,
@@ -385,7 +465,7 @@ def tilewright_neighborhood(
     DILATED: tl.constexpr, STRIDED: tl.constexpr, BITS: tl.constexpr, HEAD_DIM: tl.constexpr, D0: tl.constexpr,
     D1: tl.constexpr, VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
     CAUSAL_Z: tl.constexpr, CAUSAL_Y: tl.constexpr, CAUSAL_X: tl.constexpr, CUT: tl.constexpr, SINGLE: tl.constexpr,
-    RUNS: tl.constexpr, BOUNDED: tl.constexpr,
+    RUNS: tl.constexpr, BOUNDED: tl.constexpr, FREE: tl.constexpr,
     FLAT: tl.constexpr, EXTRA: tl.constexpr, LSE: tl.constexpr, WIDE: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """See the module. Grid: runs of boxes, see `box_of`; heads times residues; images.
@@ -393,7 +473,9 @@ def tilewright_neighborhood(
     Tensors [B, z, y, x, heads, channels] by their strides, the last of 1; SHARE: heads of queries for one of keys.
     lse_ptr: float32 [B, z, y, x, heads]. more: keys and values [B, n_extra, heads, channels] that all queries see.
     length, window, every (the stride of windows), dilation: of the axes. scale_log2: above zero; SIGN: of the scale, 0
-    for none. bound_log2: of scaled scores, in powers of two, with BOUNDED. T: a box. C1, C2: see `part_of`, 0 for none.
+    for none. bound_log2: of scaled scores, in powers of two, with BOUNDED. FREE: no maximum
+    is looked for; where sums of weights leave LEAST to MOST, a program computes its boxes once more, with one.
+    T: a box. C1, C2: see `part_of`, 0 for none.
     SINGLE: the plane is one chunk of C1. FLAT: the plane is one cell, and C1 is 1. RUNS: a program computes several
     boxes. WIDE: a box spans 2**31 values.
     """
@@ -423,65 +505,35 @@ def tilewright_neighborhood(
     if EXTRA:
         more_k_ptr += b * stride_mkb + h // SHARE * stride_mkh
         more_v_ptr += b * stride_mvb + h // SHARE * stride_mvh
+    more = more_k_ptr, more_v_ptr, stride_mkn, stride_mvn
+    chunk = n, n, n
     if SINGLE:
         chunk = chunk_at(0, n, (k_ptr, v_ptr, steps[0], steps[1]), plane, C1, BITS)
     if boxes <= 0:
         return
+    at = q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr
+    strides = q_strides, k_strides, v_strides, o_strides, l_strides, steps
+    walk = axis, window_z, every_z, dilation_z
+    least = tl.full((BLOCK_M,), 1.0, tl.float32)
+    most = least
     # Without a loop the compiler needs fewer registers.
     for number in range(boxes if RUNS else 1):
-        box_z, rows_z, in_z, start_z, windows = walk_of(
-            axis, number, m, window_z, every_z, dilation_z, TZ, TY * TX, STRIDED, CAUSAL_Z, CUT, False
-        )
-        m_rows = in_z & plane[6]
-        tokens = k_ptr + start_z * k_strides[0], v_ptr + start_z * v_strides[0], steps[0], steps[1]
-        rows = offset(rows_z, plane[2], plane[3], q_strides)
-        b_q0, b_q1 = load_rows(q_ptr + box_z * q_strides[0], rows, 1, HEAD_DIM, D0, D1)
-        if SIGN != 1:
-            b_q0, b_q1 = b_q0 * SIGN, b_q1 * SIGN
-        queries = b_q0, b_q1
-        acc0 = tl.zeros((BLOCK_M, V0), tl.float32)
-        acc1 = tl.zeros((BLOCK_M, V1 if V1 else 1), tl.float32)
-        m_i = tl.full((BLOCK_M,), 1.0, tl.float32) * (bound_log2 if BOUNDED else FLOOR * scale_log2)
-        l_i = tl.zeros((BLOCK_M,), tl.float32)
-        state = m_i, l_i, acc0, acc1
-        if SINGLE:
-            state = attend_chunk(
-                chunk, n, queries, tokens, windows, state, scale_log2,
-                C1, BLOCK_N, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, FLAT, BOUNDED, NUM_STAGES,
+        l_i = attend_box(
+            number, at, strides, walk, chunk, m, n, plane, more, n_extra, scale_log2, bound_log2,
+            SIGN, TZ, TY, TX, BLOCK_N, C1, C2, STRIDED, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, CAUSAL_Z, CUT,
+            SINGLE, BOUNDED or FREE, FLAT, EXTRA, LSE, NUM_STAGES,
+        )  # fmt: skip
+        if FREE:
+            least = tl.minimum(least, l_i)
+            most = tl.maximum(most, l_i)
+    if FREE:
+        again = tl.where((tl.min(least, 0) < LEAST) | (tl.max(most, 0) > MOST), boxes if RUNS else 1, 0)
+        for number in range(again):
+            attend_box(
+                number, at, strides, walk, chunk, m, n, plane, more, n_extra, scale_log2, bound_log2,
+                SIGN, TZ, TY, TX, BLOCK_N, C1, C2, STRIDED, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, CAUSAL_Z, CUT,
+                SINGLE, False, FLAT, EXTRA, LSE, NUM_STAGES,
             )  # fmt: skip
-        else:
-            cells = plane[11] * plane[12]
-            state = attend_part(
-                part_of(cells, 0, BLOCK_N, C1, C2), n, queries, tokens, windows, plane, state, scale_log2,
-                BLOCK_N, BLOCK_N, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BOUNDED, NUM_STAGES,
-            )  # fmt: skip
-            if C1:
-                state = attend_part(
-                    part_of(cells, 1, BLOCK_N, C1, C2), n, queries, tokens, windows, plane, state, scale_log2,
-                    C1, BLOCK_N, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BOUNDED, NUM_STAGES,
-                )  # fmt: skip
-            if C2:
-                state = attend_part(
-                    part_of(cells, 2, BLOCK_N, C1, C2), n, queries, tokens, windows, plane, state, scale_log2,
-                    C2, BLOCK_N, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BOUNDED, NUM_STAGES,
-                )  # fmt: skip
-        m_i, l_i, acc0, acc1 = state
-        if EXTRA:
-            for j in tl.range(0, n_extra, BLOCK_N):
-                more = tl.minimum(j + n, n_extra - 1)
-                b_s = tl.zeros((BLOCK_M, BLOCK_N), tl.float32) + tl.where(j + n < n_extra, 0.0, HIDDEN)[None, :]
-                b_k0, b_k1 = load_rows(more_k_ptr, more, stride_mkn, HEAD_DIM, D0, D1)
-                b_s = scores_from(b_s, queries, b_k0, b_k1, D1)
-                b_v0, b_v1 = load_rows(more_v_ptr, more, stride_mvn, VALUE_DIM, V0, V1)
-                if BOUNDED:
-                    m_i, l_i, acc0, acc1 = update_below(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, V1)
-                else:
-                    m_i, l_i, acc0, acc1 = update(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, V1)
-        rows = offset(rows_z, plane[2], plane[3], o_strides)
-        store_rows(o_ptr + box_z * o_strides[0], rows, 1, acc0, acc1, l_i, m_rows, VALUE_DIM, V0, V1)
-        if LSE:
-            at = box_z * l_strides[0] + offset(rows_z, plane[2], plane[3], l_strides)
-            tl.store(lse_ptr + at, (m_i + tl.log2(l_i)) * LN2, mask=m_rows)
 
 
 @triton.jit

@@ -37,6 +37,7 @@ class Setting:
     lse: bool
     forms: tuple
     bound: float | None = None
+    free: bool = False
 
 
 def forward(
@@ -73,7 +74,9 @@ def _caller(q, rule, scale, extra, want_lse, bound, form=None, again=False):
         # Weights far below the bound are none in this type.
         bound = None
     form = form or forms.choose(rule, tuple(q.shape[1:-2]), q.shape[0] * q.shape[-2], q.shape[-1], q.dtype)
-    launch = _forward(Setting(rule, scale, extra, want_lse, (form,), bound), q.device)
+    # In float16, weights far from 1 are none.
+    free = bound is None and q.dtype != torch.float16
+    launch = _forward(Setting(rule, scale, extra, want_lse, (form,), bound, free), q.device)
     if again:
         launch = launch.for_one_layout()
 
@@ -271,7 +274,7 @@ def _start_forward(setting, q, k, v, *more):
     constants = _constants(setting, form, axes, grid, q, v, False)
     work, is_wide = forms.work(setting.rule, grid, form), _wide(setting, form, axes, grid, k, v)
     programs = _programs(boxes, heads * residues, q.shape[0])
-    own = (sign, heads // k.shape[-2], *constants, work.single, form.run > 1, setting.bound is not None)
+    own = (sign, heads // k.shape[-2], *constants, work.single, form.run > 1, setting.bound is not None, setting.free)
     own += (len(grid) == 1, setting.extra, setting.lse, is_wide)
     extra = more[-1].shape[1] if setting.extra else 0
     bound_log2 = (setting.bound or 0.0) * LOG2E
