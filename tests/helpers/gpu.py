@@ -12,7 +12,7 @@ import torch
 
 
 def patch_language_once():
-    """Have Triton's interpreter replace the members of `triton.language` once a launch.
+    """Have Triton's interpreter look for the members of `triton.language` that it replaces once.
 
     It does so before a launch, which it takes back afterwards, and in each call of a function of the kernel in between,
     which then changes nothing and takes a third of the time.
@@ -20,7 +20,8 @@ def patch_language_once():
     from triton import language
     from triton.runtime import interpreter
 
-    replace, replaced = interpreter._patch_lang, set()
+    # What is replaced now, and what else is replaced where that is.
+    replace, replaced, members = interpreter._patch_lang, set(), {}
 
     @functools.cache
     def languages(function):
@@ -29,7 +30,15 @@ def patch_language_once():
     def replace_once(function):
         if languages(function) in replaced:
             return interpreter._LangPatchScope()
-        scope = replace(function)
+        key = languages(function), frozenset(replaced)
+        if key in members:
+            scope = interpreter._LangPatchScope()
+            for member in members[key]:
+                scope.set_attr(*member)
+        else:
+            scope = replace(function)
+            changed = {(id(object), name): (object, name) for object, name, _ in scope._changes}
+            members[key] = [(object, name, vars(object)[name]) for object, name in changed.values()]
         replaced.add(languages(function))
         restore = scope.restore
 
@@ -60,7 +69,7 @@ def remember_types():
     unwrap, equal, np_dtype = core._unwrap_if_constexpr, core.tuple.__eq__, interpreter._get_np_dtype
     init_block, init_tensor = core.block_type.__init__, core.tensor.__init__
     plain = frozenset((int, bool, float, str, type(None), core.dtype, core.block_type, core.pointer_type, core.tensor))
-    blocks, np_dtypes = {}, {}
+    blocks, np_dtypes, of_scalars = {}, {}, {}
 
     def unwrap_if_constexpr(x):
         return x if type(x) in plain else unwrap(x)
@@ -74,12 +83,12 @@ def remember_types():
         vars(self).update(blocks[key], element_ty=element_ty)
 
     def init_tensor_once(self, handle, type):
-        if not type.is_block():
-            return init_tensor(self, handle, type)
-        if not type.of_tensors:
+        block = type.is_block()
+        known = type.of_tensors if block else of_scalars
+        if not known:
             init_tensor(self, handle, type)
-            type.of_tensors.update(shape=self.shape, numel=self.numel)
-        vars(self).update(type.of_tensors, handle=handle, type=type, dtype=type.element_ty)
+            known.update(shape=self.shape, numel=self.numel)
+        vars(self).update(known, handle=handle, type=type, dtype=type.element_ty if block else type.scalar)
 
     def init_tuple(self, args, type=None):
         self.values = list(args)
@@ -105,13 +114,16 @@ def remember_types():
 
 # Operators that take the short way, as functions of numpy: those that give a value of their operands' type, and those
 # that compare. Division and remainders have rules of their own.
-ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply"}
+ARITHMETIC = {"add": "add", "radd": "add", "sub": "subtract", "mul": "multiply", "rmul": "multiply"}
 COMPARISONS = {
     **{"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"},
     **{"eq": "equal", "ne": "not_equal"},
 }
 # Types of their operands, and of an offset of pointers.
 NUMBERS, OFFSETS = frozenset(("fp32", "int32", "int64")), frozenset(("int32", "int64"))
+# Types that are loaded the short way, and those of what stands where nothing is loaded.
+LOADED = {"fp32": (int, float), "fp16": (int, float), "bf16": (), "int32": (int,), "int64": (int,), "int8": (int,)}
+INDEXED = frozenset((*LOADED, "int1"))
 
 
 def shorten_calls():
@@ -123,7 +135,7 @@ def shorten_calls():
     from triton.language import core
     from triton.runtime import interpreter
 
-    semantic, shapes = interpreter.interpreter_semantic, {}
+    semantic, shapes, types, whole = interpreter.interpreter_semantic, {}, {}, slice(None)
 
     def made(data, dtype, type):
         handle = object.__new__(interpreter.TensorHandle)
@@ -132,10 +144,21 @@ def shorten_calls():
 
     def common(one, other, element):
         """The type of what two operands give, of values of the type `element`."""
-        key = vars(one).get("sizes", ()), vars(other).get("sizes", ())
+        key = sizes(one), sizes(other)
         if key not in shapes:
-            shapes[key] = list(np.broadcast_shapes(*key))
-        return core.block_type(element, shapes[key]) if shapes[key] else element
+            shapes[key] = np.broadcast_shapes(*key)
+        return block(element, shapes[key])
+
+    def sizes(type):
+        """Of a block; a scalar has none."""
+        return vars(type).get("sizes", ())
+
+    def block(element, shape):
+        """The type of a block, or of a scalar, of values of the type `element`."""
+        key = element.name, shape
+        if key not in types:
+            types[key] = core.block_type(element, [*shape]) if shape else element
+        return types[key]
 
     def moved(handle, offset):
         return handle.data + max(1, handle.get_element_ty().primitive_bitwidth // 8) * offset
@@ -169,6 +192,52 @@ def shorten_calls():
 
         return apply
 
+    def load(usual):
+        def loaded(pointer, mask=None, other=None, **options):
+            element, shape = getattr(pointer.dtype, "element_ty", None), pointer.handle.data.shape
+            name = getattr(element, "name", None)
+            if name not in LOADED or options.keys() & {"boundary_check", "padding_option"}:
+                return usual(pointer, mask, other, **options)
+            if mask is None is other:
+                given = np.ones(shape, bool)
+            elif (
+                type(mask) is core.tensor
+                and mask.dtype.name == "int1"
+                and common(pointer.type, mask.type, core.int1) is block(core.int1, sizes(pointer.type))
+                and (other is None or (type(other) in (int, float) and (other == 0 or type(other) in LOADED[name])))
+            ):
+                given = np.broadcast_to(mask.handle.data, shape)
+            else:
+                return usual(pointer, mask, other, **options)
+            dtype = interpreter._get_np_dtype(element)
+            blank = np.full(shape, other or 0, dtype)
+            data = interpreter._interpreter.load(pointer.handle.data, given, blank, dtype)
+            return made(data, element, block(element, sizes(pointer.type)))
+
+        return loaded
+
+    def where(usual):
+        def chosen(condition, x, y):
+            tensors = [each for each in (condition, x, y) if type(each) is core.tensor]
+            if len(tensors) == 3 and condition.dtype.name == "int1" and x.dtype.name == y.dtype.name in NUMBERS:
+                found = common(common(x.type, y.type, x.dtype), condition.type, x.dtype)
+                return made(np.where(condition.handle.data, x.handle.data, y.handle.data), x.dtype, found)
+            return usual(condition, x, y)
+
+        return chosen
+
+    def item(usual):
+        def indexed(self, slices):
+            plain = type(slices) is tuple and self.type.is_block() and self.dtype.name in INDEXED
+            if plain and all(each is None or each == whole for each in slices):
+                data = self.handle.data[slices]
+                return made(data, self.handle.dtype, block(self.dtype, data.shape))
+            return usual(self, slices)
+
+        return indexed
+
+    shorter = {"load": load, "where": where}
+
     def patch_shortly(object, name, member, builder, scope):
         function = getattr(member, "__wrapped__", member)
 
@@ -180,6 +249,10 @@ def shorten_calls():
         if object is core.tensor and name == f"__{bare}__" and bare in ARITHMETIC | COMPARISONS:
             numpys = getattr(np, (ARITHMETIC | COMPARISONS)[bare])
             scope.set_attr(object, name, operator(numpys, bare in COMPARISONS, usual))
+        elif object is core.tensor and name == "__getitem__":
+            scope.set_attr(object, name, item(usual))
+        elif object is not core.tensor and name in shorter:
+            scope.set_attr(object, name, shorter[name](usual))
         else:
             scope.set_attr(object, name, usual)
 
