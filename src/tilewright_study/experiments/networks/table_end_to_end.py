@@ -88,8 +88,9 @@ def table(inputs):
 def _compared(shown, rows, suffix, column):
     """`shown` with the columns of one way of running, of `rows`, those with their own plans."""
     # A graph's own scatter was not measured.
-    rows = rows if column == "p50_us" else rows.assign(rse=float("nan"))
     whose, values = [*_KEY, "attention"], [column, "rse"]
+    rows = rows[[*whose, "compiled", *values]]
+    rows = rows if column == "p50_us" else rows.assign(rse=float("nan"))
     best, plain = (_read.best(of, whose, column)[values] for of in (rows, rows[~rows["compiled"]]))
     found = {"best_us": shown[whose].join(best[column], on=whose)[column]}
     others = rows[rows["attention"] != OURS]
