@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from helpers import extras
+from helpers.cases import rest_slow
 from helpers.push import compiled, fails, without_parts, words
 from tilewright.pushmem import configuration, memories, netlist, recurrence, simulate
 from tilewright.pushmem.errors import RunError
@@ -97,7 +98,8 @@ def test_a_mapping_without_one_of_its_parts_fails(app):
         assert fails(fewer, outputs, data), what
 
 
-@pytest.mark.parametrize("app", ["gaussian-29", "upsample-16", "mobilenet-8"])
+# Other tests build random programs, chains and reductions.
+@pytest.mark.parametrize("app", rest_slow(["gaussian-29", "upsample-16", "mobilenet-8"], 2))
 def test_the_rtl_of_an_app_gives_the_words_of_numpy(app):
     extras.need("amaranth", "pyosys")
     outputs, mapped = compiled(app)
