@@ -194,7 +194,7 @@ def altered(stream, draw):
 def test_no_configuration_is_returned_that_differs_from_its_stream(name):
     draw, refused = np.random.default_rng(len(name)), 0
     made = [of(name), *(part_of(name, part) for part in parts.ORDER)]
-    for number in range(120):
+    for number in range(60):
         stream = altered(made[number % 4], draw)
         found = solve.solve(stream, PUB, engine="fit", hardware=False, limit_s=0.1)
         if found.verdict == "solved":
@@ -202,7 +202,7 @@ def test_no_configuration_is_returned_that_differs_from_its_stream(name):
         else:
             refused += 1
             assert found.configuration is None and found.cause["text"]
-    assert refused > 80
+    assert refused > 40
 
 
 def test_an_answer_that_a_run_refutes_is_an_error():
