@@ -112,14 +112,16 @@ def boxes(rule: Rule, grid: tuple[int, ...], queries: int) -> list[tuple[int, ..
     return [box for box in found if all(t < m for t, m in zip(box, most, strict=True))] or found
 
 
-# What a step takes an H200, in one multiprocessor's time, by queries of a box in 16 bits, in parts of one with 64.
+# What a step takes an H200, in one multiprocessor's time, by queries of a box in 16 bits, in parts of one with 64; and
+# with four programs a multiprocessor rather than three, which hide more of each other's waits.
 # Beside their steps, in steps: a box, a program, which computes a run of boxes, a part of a plane of several chunks.
 # Fitted to times of windows of 3 to 15 tokens along an axis.
 _STEP = {64: 1.0, 128: 2.17}
-_BOX, _PROGRAM, _PART = 1.0, 1.5, 1.5
+_FOUR = 0.88
+_BOX, _PROGRAM, _PART = 2.0, 1.0, 1.5
 _RUNS = (1, 2, 3, 4, 6, 8)
 # Waves of programs beyond which the last one, not full, does not count.
-_WAVES = 8
+_WAVES = 5
 
 
 def shaped(box: tuple[int, ...], walk: int, chunk: int, head_dim: int, dtype: torch.dtype) -> Form:
@@ -157,7 +159,7 @@ def cost(rule: Rule, grid: tuple[int, ...], form: Form, heads: int) -> float:
     """
     seen = work(rule, grid, form)
     parts = 0 if seen.single else 1 + bool(seen.c1) + bool(seen.c2)
-    step = _STEP.get(prod(form.box), prod(form.box) / 64) * form.step_keys / 64
+    step = _STEP.get(prod(form.box), prod(form.box) / 64) * form.step_keys / 64 * (_FOUR if slots(form) == 4 else 1)
     one = form.run * (seen.steps + _BOX + _PART * parts) + _PROGRAM
     walked = -(-grid[form.walk] // (form.box[form.walk] * rule.dilation[form.walk]))
     programs = seen.boxes / walked * -(-walked // form.run) * heads
@@ -169,14 +171,19 @@ def cost(rule: Rule, grid: tuple[int, ...], form: Form, heads: int) -> float:
 def choose(rule: Rule, grid: tuple[int, ...], heads: int, head_dim: int, dtype: torch.dtype) -> Form:
     """The form that is predicted to take the least time; heads: of all images."""
     found = candidates(rule, grid, head_dim, dtype)
-    return with_run(rule, grid, min(found, key=lambda form: cost(rule, grid, form, heads)), heads)
+    return with_run(rule, grid, min(found, key=lambda form: cost(rule, grid, form, heads)), heads, head_dim)
 
 
-def with_run(rule: Rule, grid: tuple[int, ...], form: Form, heads: int) -> Form:
-    """A form with as many boxes a program as are predicted to take the least time."""
+def with_run(rule: Rule, grid: tuple[int, ...], form: Form, heads: int, head_dim: int) -> Form:
+    """A form with the fewest boxes a program that are predicted to take the least time."""
     if not work(rule, grid, form).single:
         return form
-    return min((replace(form, run=run) for run in _RUNS), key=lambda one: cost(rule, grid, one, heads))
+    costs = {run: cost(rule, grid, replace(form, run=run), heads) for run in _RUNS}
+    # The fewest that are no worse: what is predicted is not known to 1 %.
+    best = replace(form, run=next(run for run in _RUNS if costs[run] <= 1.01 * min(costs.values())))
+    # A program of one box keeps what it needs to compute that once more.
+    spills = best.run == 1 and best.registers == 128 and prod(best.box) == 64 and head_dim > 32
+    return replace(best, registers=168) if spills else best
 
 
 @lru_cache(1024)
@@ -186,7 +193,7 @@ def choose_backward(
     """Forms of the gradients of queries and of keys, whose boxes are of keys."""
     best = min(
         (form for form in candidates(rule, grid, head_dim, dtype) if prod(form.box) <= 64),
-        key=lambda form: cost(rule, grid, form, heads),
+        key=lambda form: cost(rule, grid, replace(form, registers=None), heads),
     )
     # More blocks of registers than forward.
     keys = 32 if dtype.itemsize == 2 and head_dim <= 64 else 16

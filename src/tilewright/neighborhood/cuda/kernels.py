@@ -20,7 +20,7 @@ from tilewright.devices.cuda.online_softmax import load_rows, update, write_rows
 # ASSUME: products |q . k| stay below half of that.
 HIDDEN = tl.constexpr(-(2.0**100))
 FLOOR = tl.constexpr(-(2.0**99))
-# Sums of weights, powers of the scores as they are, between which float32 has room for all that counts.
+# Sums of weights that are powers of the scores as they are: between these, float32 has room for all that counts.
 LEAST = tl.constexpr(2.0**-80)
 MOST = tl.constexpr(2.0**100)
 # Boxes of the outer and inner axis that follow one another before the next ones of these axes, for the L2 cache.
@@ -375,38 +375,17 @@ NOT_SPECIALIZED = [
 
 
 @triton.jit
-def attend_box(
-    number, at, strides, walk, chunk, m, n, plane, more, n_extra, scale_log2, bound_log2,
-    SIGN: tl.constexpr, TZ: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, BLOCK_N: tl.constexpr, C1: tl.constexpr,
-    C2: tl.constexpr, STRIDED: tl.constexpr, BITS: tl.constexpr, HEAD_DIM: tl.constexpr, D0: tl.constexpr,
-    D1: tl.constexpr, VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, CAUSAL_Z: tl.constexpr,
-    CUT: tl.constexpr, SINGLE: tl.constexpr, BOUNDED: tl.constexpr, FLAT: tl.constexpr, EXTRA: tl.constexpr,
-    LSE: tl.constexpr, NUM_STAGES: tl.constexpr,
+def weigh_box(
+    m_i, chunk, n, queries, tokens, windows, plane, more, n_extra, scale_log2,
+    BLOCK_N: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, BITS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    D0: tl.constexpr, D1: tl.constexpr, VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
+    SINGLE: tl.constexpr, BOUNDED: tl.constexpr, FLAT: tl.constexpr, EXTRA: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write the results of a box of a program, and return the sums of its weights.
-
-    at, strides: of queries, keys, values, results and sums. walk: the walked axis and its rule. chunk: the plane where
-    it is a SINGLE one. more: addresses of keys and values that all queries see, and what these are apart. BOUNDED: no
-    maximum is looked for, and weights are powers of what scores are above `bound_log2`.
-    """
-    BLOCK_M: tl.constexpr = TZ * TY * TX
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr = at
-    q_strides, k_strides, v_strides, o_strides, l_strides, steps = strides
-    box_z, rows_z, in_z, start_z, windows = walk_of(
-        walk[0], number, m, walk[1], walk[2], walk[3], TZ, TY * TX, STRIDED, CAUSAL_Z, CUT, False
-    )
-    m_rows = in_z & plane[6]
-    tokens = k_ptr + start_z * k_strides[0], v_ptr + start_z * v_strides[0], steps[0], steps[1]
-    rows = offset(rows_z, plane[2], plane[3], q_strides)
-    b_q0, b_q1 = load_rows(q_ptr + box_z * q_strides[0], rows, 1, HEAD_DIM, D0, D1)
-    if SIGN != 1:
-        b_q0, b_q1 = b_q0 * SIGN, b_q1 * SIGN
-    queries = b_q0, b_q1
-    acc0 = tl.zeros((BLOCK_M, V0), tl.float32)
-    acc1 = tl.zeros((BLOCK_M, V1 if V1 else 1), tl.float32)
-    m_i = tl.full((BLOCK_M,), 1.0, tl.float32) * (bound_log2 if BOUNDED else FLOOR * scale_log2)
-    l_i = tl.zeros((BLOCK_M,), tl.float32)
-    state = m_i, l_i, acc0, acc1
+    """The state of the softmax of a box after all its keys, see `attend_chunk`. m_i: what it begins with. All else as
+    of `attend_box`."""
+    acc0 = tl.zeros((m_i.shape[0], V0), tl.float32)
+    acc1 = tl.zeros((m_i.shape[0], V1 if V1 else 1), tl.float32)
+    state = m_i, tl.zeros((m_i.shape[0],), tl.float32), acc0, acc1
     if SINGLE:
         state = attend_chunk(
             chunk, n, queries, tokens, windows, state, scale_log2,
@@ -428,18 +407,68 @@ def attend_box(
                 part_of(cells, 2, BLOCK_N, C1, C2), n, queries, tokens, windows, plane, state, scale_log2,
                 C2, BLOCK_N, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BOUNDED, NUM_STAGES,
             )  # fmt: skip
-    m_i, l_i, acc0, acc1 = state
     if EXTRA:
         for j in tl.range(0, n_extra, BLOCK_N):
-            own = tl.minimum(j + n, n_extra - 1)
-            b_s = tl.zeros((BLOCK_M, BLOCK_N), tl.float32) + tl.where(j + n < n_extra, 0.0, HIDDEN)[None, :]
-            b_k0, b_k1 = load_rows(more[0], own, more[2], HEAD_DIM, D0, D1)
+            at = tl.minimum(j + n, n_extra - 1)
+            b_s = tl.zeros((m_i.shape[0], BLOCK_N), tl.float32) + tl.where(j + n < n_extra, 0.0, HIDDEN)[None, :]
+            b_k0, b_k1 = load_rows(more[0], at, more[2], HEAD_DIM, D0, D1)
             b_s = scores_from(b_s, queries, b_k0, b_k1, D1)
-            b_v0, b_v1 = load_rows(more[1], own, more[3], VALUE_DIM, V0, V1)
+            b_v0, b_v1 = load_rows(more[1], at, more[3], VALUE_DIM, V0, V1)
             if BOUNDED:
-                m_i, l_i, acc0, acc1 = update_below(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, V1)
+                state = update_below(b_s, b_v0, b_v1, state[0], state[1], state[2], state[3], scale_log2, V1)
             else:
-                m_i, l_i, acc0, acc1 = update(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, V1)
+                state = update(b_s, b_v0, b_v1, state[0], state[1], state[2], state[3], scale_log2, V1)
+    return state
+
+
+@triton.jit
+def far(least, most):
+    """Whether sums of weights are beyond what float32 has room for."""
+    return (tl.min(least, 0) < LEAST) | (tl.max(most, 0) > MOST)
+
+
+@triton.jit
+def attend_box(
+    number, at, strides, walk, chunk, m, n, plane, more, n_extra, scale_log2, bound_log2,
+    SIGN: tl.constexpr, TZ: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, BLOCK_N: tl.constexpr, C1: tl.constexpr,
+    C2: tl.constexpr, STRIDED: tl.constexpr, BITS: tl.constexpr, HEAD_DIM: tl.constexpr, D0: tl.constexpr,
+    D1: tl.constexpr, VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, CAUSAL_Z: tl.constexpr,
+    CUT: tl.constexpr, SINGLE: tl.constexpr, BOUNDED: tl.constexpr, AGAIN: tl.constexpr, FLAT: tl.constexpr,
+    EXTRA: tl.constexpr, LSE: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """Write the results of a box of a program, and return the sums of its weights.
+
+    at, strides: of queries, keys, values, results and sums. walk: the walked axis and its rule. chunk: the plane where
+    it is a SINGLE one. more: addresses of keys and values that all queries see, and what these are apart. BOUNDED: no
+    maximum is looked for, and weights are powers of what scores are above `bound_log2`. AGAIN: a box whose sums are
+    `far` is computed once more, with a maximum.
+    """
+    BLOCK_M: tl.constexpr = TZ * TY * TX
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr = at
+    q_strides, k_strides, v_strides, o_strides, l_strides, steps = strides
+    box_z, rows_z, in_z, start_z, windows = walk_of(
+        walk[0], number, m, walk[1], walk[2], walk[3], TZ, TY * TX, STRIDED, CAUSAL_Z, CUT, False
+    )
+    m_rows = in_z & plane[6]
+    tokens = k_ptr + start_z * k_strides[0], v_ptr + start_z * v_strides[0], steps[0], steps[1]
+    rows = offset(rows_z, plane[2], plane[3], q_strides)
+    b_q0, b_q1 = load_rows(q_ptr + box_z * q_strides[0], rows, 1, HEAD_DIM, D0, D1)
+    if SIGN != 1:
+        b_q0, b_q1 = b_q0 * SIGN, b_q1 * SIGN
+    queries = b_q0, b_q1
+    ones = tl.full((BLOCK_M,), 1.0, tl.float32)
+    m_i, l_i, acc0, acc1 = weigh_box(
+        ones * (bound_log2 if BOUNDED else FLOOR * scale_log2),
+        chunk, n, queries, tokens, windows, plane, more, n_extra, scale_log2,
+        BLOCK_N, C1, C2, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, SINGLE, BOUNDED, FLAT, EXTRA, NUM_STAGES,
+    )  # fmt: skip
+    # Nested, since the first one is known when this is compiled.
+    if AGAIN:  # noqa: SIM102
+        if far(l_i, l_i):
+            m_i, l_i, acc0, acc1 = weigh_box(
+                ones * (FLOOR * scale_log2), chunk, n, queries, tokens, windows, plane, more, n_extra, scale_log2,
+                BLOCK_N, C1, C2, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, SINGLE, False, FLAT, EXTRA, NUM_STAGES,
+            )  # fmt: skip
     rows = offset(rows_z, plane[2], plane[3], o_strides)
     # One division a row.
     share = 1.0 / l_i
@@ -474,7 +503,7 @@ def tilewright_neighborhood(
     lse_ptr: float32 [B, z, y, x, heads]. more: keys and values [B, n_extra, heads, channels] that all queries see.
     length, window, every (the stride of windows), dilation: of the axes. scale_log2: above zero; SIGN: of the scale, 0
     for none. bound_log2: of scaled scores, in powers of two, with BOUNDED. FREE: no maximum
-    is looked for; where sums of weights leave LEAST to MOST, a program computes its boxes once more, with one.
+    is looked for; boxes whose sums of weights leave LEAST to MOST are computed once more, with one.
     T: a box. C1, C2: see `part_of`, 0 for none.
     SINGLE: the plane is one chunk of C1. FLAT: the plane is one cell, and C1 is 1. RUNS: a program computes several
     boxes. WIDE: a box spans 2**31 values.
@@ -516,23 +545,21 @@ def tilewright_neighborhood(
     walk = axis, window_z, every_z, dilation_z
     least = tl.full((BLOCK_M,), 1.0, tl.float32)
     most = least
-    # Without a loop the compiler needs fewer registers.
+    # Without a loop the compiler needs fewer registers. In one, another for the boxes that are computed once more does.
     for number in range(boxes if RUNS else 1):
         l_i = attend_box(
             number, at, strides, walk, chunk, m, n, plane, more, n_extra, scale_log2, bound_log2,
             SIGN, TZ, TY, TX, BLOCK_N, C1, C2, STRIDED, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, CAUSAL_Z, CUT,
-            SINGLE, BOUNDED or FREE, FLAT, EXTRA, LSE, NUM_STAGES,
+            SINGLE, BOUNDED or FREE, FREE and not RUNS, FLAT, EXTRA, LSE, NUM_STAGES,
         )  # fmt: skip
-        if FREE:
-            least = tl.minimum(least, l_i)
-            most = tl.maximum(most, l_i)
-    if FREE:
-        again = tl.where((tl.min(least, 0) < LEAST) | (tl.max(most, 0) > MOST), boxes if RUNS else 1, 0)
-        for number in range(again):
+        least = tl.minimum(least, l_i)
+        most = tl.maximum(most, l_i)
+    if FREE and RUNS:
+        for number in range(tl.where(far(least, most), boxes, 0)):
             attend_box(
                 number, at, strides, walk, chunk, m, n, plane, more, n_extra, scale_log2, bound_log2,
                 SIGN, TZ, TY, TX, BLOCK_N, C1, C2, STRIDED, BITS, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, CAUSAL_Z, CUT,
-                SINGLE, False, FLAT, EXTRA, LSE, NUM_STAGES,
+                SINGLE, False, False, FLAT, EXTRA, LSE, NUM_STAGES,
             )  # fmt: skip
 
 

@@ -74,8 +74,9 @@ def _caller(q, rule, scale, extra, want_lse, bound, form=None, again=False):
         # Weights far below the bound are none in this type.
         bound = None
     form = form or forms.choose(rule, tuple(q.shape[1:-2]), q.shape[0] * q.shape[-2], q.shape[-1], q.dtype)
-    # In float16, weights far from 1 are none.
-    free = bound is None and q.dtype != torch.float16
+    # Measured in bfloat16 alone; in float16, weights far from 1 are none. On one axis a maximum costs less than what is
+    # kept to compute a box once more.
+    free = bound is None and q.dtype == torch.bfloat16 and q.shape[-1] <= 128 and q.ndim > 4
     launch = _forward(Setting(rule, scale, extra, want_lse, (form,), bound, free), q.device)
     if again:
         launch = launch.for_one_layout()
@@ -128,7 +129,9 @@ def candidates(
 ) -> list[Candidate]:
     """See `neighborhood.backends`; predicted: by `forms.cost`."""
     chosen = forms.choose(rule, grid, heads, dim, dtype)
-    others = {forms.with_run(rule, grid, form, heads) for form in forms.candidates(rule, grid, dim, dtype)} - {chosen}
+    others = {forms.with_run(rule, grid, form, heads, dim) for form in forms.candidates(rule, grid, dim, dtype)} - {
+        chosen
+    }
     costs = {form: forms.cost(rule, grid, form, heads) for form in (chosen, *others)}
     in_order = [chosen, *sorted(others, key=lambda form: (costs[form], form.name))]
     return [Candidate(form.name, _visited(rule, grid, form), costs[form], form) for form in in_order]
