@@ -150,6 +150,14 @@ def test_lvvit_takes_an_image_one_pixel_short_of_a_further_patch():
     assert create(variant="lvvit-s", image_size=79)(images(79)).shape == (2, 10)
 
 
+def test_packed_attention_is_compiled_in_one_graph():
+    torch.compiler.reset()
+    network = create(variant="deit-256", image_size=64, attention="tilewright")
+    compiled = torch.compile(network, fullgraph=True, dynamic=False, backend="eager")
+    with torch.inference_mode():
+        assert torch.equal(compiled(images(64)), network(images(64)))
+
+
 @torch.no_grad()
 def test_flex_gives_the_same_logits_and_compiles_once():
     # What other files compiled counts towards torch's limit.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, library
 
 from tilewright import devices, graph
-from tilewright.core import arguments, transforms
+from tilewright.core import _internals, arguments, transforms
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.core.operators import exporting, watched
 from tilewright.core.transforms import call
@@ -354,6 +354,7 @@ class Packing:
         return graph.from_distinct_rows(starts, np.arange(len(owner), dtype=np.int32), owner, len(owner))
 
 
+@_internals.constant
 def differentiates(device: str | torch.device) -> bool:
     """Whether packed batches have gradients on a device of this kind. Raises `DeviceError` where they do not run."""
     try:
