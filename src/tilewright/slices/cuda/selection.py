@@ -212,7 +212,8 @@ class Selection:
         constants = (of_group, step, largest, rows.shape[3], block_g, block_r, config.block_n, *splitting)
         arguments = (*sizes, *scales, *constants)
         given = codes, rows, k, lse, q_alike, k_alike
-        compiled = selection_kernels.tilewright_slice_codes[(grid,)](*given, *arguments, num_warps=config.num_warps)
+        num_warps = config.alone_warps if of_group == 1 and not largest else config.num_warps
+        compiled = selection_kernels.tilewright_slice_codes[(grid,)](*given, *arguments, num_warps=num_warps)
         return codes, compiled, grid, arguments if k_alike is not None else (None, None, *arguments)
 
     def _start_codes_by_keys(self, step, largest, scale, lse_log2, rows, k, lse):
