@@ -65,7 +65,7 @@ def test_boxes_hold_the_pairs_of_a_sub_axis_once(given, size, of_keys):
 
 
 @settings(max_examples=50)
-@given(axes(), st.integers(1, 9), st.integers(60, 400))
+@given(axes(), st.integers(1, 8), st.integers(60, 400))
 def test_long_axes_are_counted_by_short_ones(given, size, length):
     axis, _ = given
     made = [tables([axis], [n], (size,), 1)[0] for n in axis.lengths(length)]
