@@ -27,7 +27,7 @@ from tilewright.attention.cuda import tile_lists
 from tilewright.attention.cuda.tile_lists import Item
 from tilewright.masks import deit, dynamicvit
 from tilewright.masks import wan as video_pattern
-from tilewright.networks import attention_sites, token_layouts, vit_parts, wan
+from tilewright.networks import attention_sites, regionvit, token_layouts, vision_longformer, vit_parts, wan
 from tilewright.networks.attentions import tilewright as scheduled
 from tilewright.networks.batching import ragged as packed_batching
 from tilewright.packed import pack
@@ -539,6 +539,9 @@ def plans_of_networks(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TILEWRIGHT_CACHE", str(tmp_path_factory.mktemp("plans")))
         patch.setitem(dynamicvit.VARIANTS, "deit-256", (64, 2, (1, 2, 3)))
+        # As many layers of a kind as share what is planned, or may be taken for one another.
+        patch.setitem(regionvit.SIZES, "tiny", ((2, 2, 2, 2), 3))
+        patch.setitem(vision_longformer.BLOCKS, "tiny", (1, 1, 2, 1))
         yield
 
 
