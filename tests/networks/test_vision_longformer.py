@@ -262,7 +262,7 @@ def test_every_attention_gives_the_same_logits_of_images_that_are_no_squares(mod
 
 @torch.no_grad()
 def test_flex_gives_the_same_logits_of_images_that_are_no_squares(monkeypatch):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     made = partial(create, image_size=NO_SQUARES[0], window_mode="cyclic", position="relative")
     dense, flex = (draw(made(attention=each))(images(NO_SQUARES[0])) for each in ("dense", "flex"))
     torch.testing.assert_close(flex, dense, atol=1e-4, rtol=0)
