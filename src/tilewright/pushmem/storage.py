@@ -46,6 +46,9 @@ def tiles(size: int, span: int, capacity: int) -> int:
 
 def modulus(addresses: np.ndarray, write: np.ndarray, last: np.ndarray) -> int:
     """1 + the largest difference of addresses of two words that conflict; 1 where none do."""
+    if len(write) and write.max() <= last.min():
+        # All live at once, as where an image is turned.
+        return int(addresses.max() - addresses.min()) + 1
     order = np.argsort(write, kind="stable")
     low: list[tuple[int, int]] = []
     high: list[tuple[int, int]] = []
