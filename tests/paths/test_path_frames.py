@@ -221,6 +221,8 @@ def test_a_promise_is_about_all_that_the_host_does(several, joint, frame, monkey
     monkeypatch.setattr(frames, "opened", slowly)
     made.rehearse(frame[None], 1)
     assert min(row.promise_us for row in made.table.rows) > 2e5 and made.record.frames == 0
+    for shown, counts in ((frame, True), (frame.numpy(), True), (Image.fromarray(frame.numpy()), False)):
+        assert (made(shown, 1e9)[1].took_us > 2e5) == counts
 
 
 def taking(monkeypatch, made, frame, took_us, budget_us, counting_us=0):

@@ -148,7 +148,7 @@ class FrameRunner(Picker):
         ----------
         frame : Tensor, array, image of Pillow, str or Path
             uint8 [H, W, 3] or [batch, H, W, 3] of the runner's size, in the host's memory or on the GPU; an RGB image,
-            or its file, which is turned as its EXIF data says. Opening a file is not part of the promise.
+            or its file, which is turned as its EXIF data says. To open these is not part of the promise.
         budget_us : float
             Time budget in microseconds.
         price : float, optional
@@ -171,7 +171,8 @@ class FrameRunner(Picker):
         """
         begin = perf_counter_ns()
         given = places.opened(frame, self.places.size, len(self.places.frames))
-        if not isinstance(frame, torch.Tensor):
+        if not isinstance(frame, (np.ndarray, torch.Tensor)):
+            # Of a file or an image.
             begin = perf_counter_ns()
         price, budget_us = self.control.price if price is None else price, checked_budget(budget_us)
         entry = self.pick(self.control.room(budget_us), price=price)
