@@ -206,6 +206,9 @@ def replayed(kind, seed, frames=WARM_UP + JUDGED):
     if kind == "unsteady":
         ends = np.cumsum(drawn.integers(38, 43, frames) + 24)
         over = over + 250 * (ends[np.searchsorted(ends, frame, "right")] - frame <= 24)
+    if kind in ("bursts", "unsteady"):
+        # Others are between.
+        over = over + np.where(drawn.random(frames) < 0.004, drawn.uniform(60, 350, frames), 0)
     if kind == "chance":
         over = over + 250 * (np.cumsum(drawn.random(frames) < 1 / 32) % 2)
     took = medians * gain + over + 3 * drawn.standard_normal((len(PATHS), frames))
@@ -263,13 +266,20 @@ def test_delays_at_a_rhythm_are_foreseen():
     """From the fourth on, its begin a few frames early where it varies, its end never."""
     runs, told = Runs(), []
     for length in (40, 38, 41, 39, 40):
-        told.append([*(runs.end(False) for _ in range(length)), *(runs.end(True) for _ in range(24))])
+        told.append([*(runs.end(0.0) for _ in range(length)), *(runs.end(250.0) for _ in range(24))])
     assert not any(map(any, told[:ALIKE]))
     assert [at + 1 for at, ends in enumerate(told[ALIKE]) if ends] == [38, 39, 39 + 24]
     assert [at + 1 for at, ends in enumerate(told[ALIKE + 1]) if ends] == [38, 39, 40, 40 + 24]
-    # One at a time: the next frame is not expected to be late.
-    single = Runs()
-    ends = [single.end(at in (9, 100, 122, 170)) for at in range(200)]
+    assert runs.jump_us == 250 and runs.delayed
+    # The next one, among delays of other sizes and one alone.
+    begin = [0.0, 80.0, 80.0, 900.0, *[0.0] * 16, 260.0, *[0.0] * 18]
+    assert [at + 1 for at, us in enumerate(begin) if runs.end(us)] == [38, 39] and not runs.delayed
+    assert runs.jump_us == 250
+
+
+def test_single_delays_end_at_once():
+    runs = Runs()
+    ends = [runs.end(250.0 * (at in (9, 100, 122, 170))) for at in range(200)]
     assert [at for at, end in enumerate(ends) if end] == [170]
 
 

@@ -24,8 +24,8 @@ LEVEL, GAIN, DEVIATION, MID = 0.2, 0.06, 0.02, 0.01
 # until so many in a row are not. The level then moves by this share of its pace: not all delays end.
 JUMP, CALM, SLOWLY = 8.0, 2, 0.25
 # Of runs of delayed frames, and of those between, the latest ones that count, the fewest that are alike, and the share
-# of their length by which alike ones may differ.
-RUNS, ALIKE, APART = 16, 3, 1 / 8
+# of their length by which alike ones may differ; and by which factor their delays may.
+RUNS, ALIKE, APART, ALIKE_US = 16, 3, 1 / 8, 2
 # A usual deviation in those by which a promise exceeds a median, until frames tell, and in medians, at least.
 PROMISED, STEADY = 6, 0.002
 # Promises grow by so many usual deviations with each broken one.
@@ -108,22 +108,35 @@ class Controller:
 
 
 class Runs:
-    """How many frames in a row are delayed, and how many are not: other work may come at a rhythm."""
+    """How many frames in a row are delayed, and how many are not: other work may come at a rhythm.
+
+    delayed: whether the latest run is of delayed frames. jump_us: the median delay. Of another size, or alone, a delay
+    is none of a rhythm's: what it stands in goes on.
+    """
 
     def __init__(self):
         """No frame was seen yet."""
+        self.delayed, self.jump_us = False, 0.0
         self._lengths: dict[bool, deque[int]] = {False: deque(maxlen=RUNS), True: deque(maxlen=RUNS)}
-        self._delayed, self._length, self._due = False, 0, (0, 0)
+        self._jumps: deque[float] = deque(maxlen=RUNS)
+        self._length, self._due = 0, (0, 0)
 
-    def end(self, delayed: bool) -> bool:
-        """Count a frame. Whether the run that it is of is likely to end with it: of undelayed ones also with one of the
-        next few, since a frame that is late costs more than one that ran a faster path than it had to.
+    def end(self, delay_us: float) -> bool:
+        """Count a frame, by its delay or 0. Whether the run that it is of is likely to end with it: of undelayed ones
+        also with one of the next few, since a frame that is late costs more than one that ran a faster path than it had
+        to.
         """
-        if delayed == self._delayed:
+        delayed = delay_us > 0
+        if delayed:
+            self._jumps.append(delay_us)
+            self.jump_us = sorted(self._jumps)[len(self._jumps) // 2]
+            delayed = self.jump_us / ALIKE_US <= delay_us <= self.jump_us * ALIKE_US
+        if delayed == self.delayed:
             self._length += 1
         else:
-            self._lengths[self._delayed].append(self._length)
-            self._delayed, self._length = delayed, 1
+            self._lengths[self.delayed].append(self._length)
+            alone = not delayed and self._length == 1 and self._lengths[False]
+            self.delayed, self._length = delayed, self._lengths[False].pop() + 2 if alone else 1
             self._due = self._foreseen(sorted(self._lengths[delayed]), 0.0 if delayed else APART)
         return self._due[0] <= self._length <= self._due[1]
 
@@ -156,7 +169,6 @@ class Closed(Controller):
     _usual_us: float = field(default=0.0, repr=False)
     _mid_us: float = field(default=0.0, repr=False)
     _calm: int = field(default=0, repr=False)
-    _jump_us: float = field(default=0.0, repr=False)
     _runs: Runs = field(default_factory=Runs, repr=False)
 
     @property
@@ -187,8 +199,7 @@ class Closed(Controller):
         self._learn(over, entry, late)
         counted = max(-2 * usual, min(2 * usual, over))
         if delayed := over > JUMP * usual:
-            self.delay_us = self._jump_us = over
-            self._calm = 0
+            self.delay_us, self._calm = over, 0
             self.level_us += SLOWLY * LEVEL * counted
         else:
             self._calm += 1
@@ -200,8 +211,8 @@ class Closed(Controller):
             moved = self.gain + GAIN * counted * apart / (median**2 + self._mid_us**2)
             self.gain = min(GAINS[1], max(GAINS[0], moved))
             self._usual_us = max(usual + DEVIATION * (min(abs(over), 4 * usual) - usual), STEADY * median)
-        if self._runs.end(delayed):
-            self.delay_us = 0.0 if delayed else self._jump_us
+        if self._runs.end(over if delayed else 0.0):
+            self.delay_us = 0.0 if self._runs.delayed else self._runs.jump_us
 
     def _learn(self, over_us, entry, late):
         """What else a frame teaches."""
