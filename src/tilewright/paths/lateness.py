@@ -248,4 +248,4 @@ class Priced(Closed):
         """As `Controller.saw`."""
         super().saw(measured_us, entry, late=late)
         if self.odds is not None:
-            self.odds.most_us = JUMP * self._usual_us if self.delay_us else math.inf
+            self.odds.most_us = self._runs.jump_us / ALIKE_US if self.delay_us else math.inf
