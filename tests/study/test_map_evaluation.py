@@ -126,7 +126,8 @@ def test_logits_of_windows_are_means(size, stride, network):
     image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         found = map_evaluation.windowed(network, image, (32, 32), stride, batch=4)
-        torch.testing.assert_close(found, windows(network, image, 32, stride), atol=1e-5, rtol=1e-5)
+        # Sums of float32 in another order: sets of windows differ in size.
+        torch.testing.assert_close(found, windows(network, image, 32, stride), atol=1e-4, rtol=1e-5)
 
 
 def test_weights_of_other_classes_are_refused(data, tmp_path):
