@@ -32,6 +32,7 @@ from tilewright.attention.blocks import tiles, work
 from tilewright.attention.cuda import config as cuda_config
 from tilewright.attention.cuda import executor as cuda_executor
 from tilewright.attention.profile import item_shape
+from tilewright.attention.reorder import _grid
 from tilewright.core.errors import InfeasibleError
 from tilewright.core.timing import Timing
 from tilewright.devices.cpu import facts as cpu_facts
@@ -907,3 +908,26 @@ def test_a_device_whose_launches_follow_one_another_gets_the_fastest_tile_alone(
     q, k, v = torch.randn(3, 1, 2, 256, 16)
     wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, torch.from_numpy(dense))
     torch.testing.assert_close(one(q, k, v), wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_clusterings_are_made_side_by_side(monkeypatch):
+    both, apply = threading.Barrier(2), reorder.apply
+
+    def applied(pattern, name):
+        if name in ("ic", "hc"):
+            # Who comes alone waits in vain.
+            both.wait(timeout=20)
+        return apply(pattern, name)
+
+    monkeypatch.setattr(reorder, "apply", applied)
+    plan = api.plan(np.random.default_rng(0).random((64, 64)) < 0.2, heads=1, head_dim=16)
+    assert {*plan.reorder["among"]} == {"none", "ic", "hc"}
+
+
+def test_a_grid_is_looked_for_once(monkeypatch):
+    looked, order = [], _grid.order
+    monkeypatch.setattr(_grid, "order", lambda graph: looked.append(graph.id) or order(graph))
+    y, x = np.divmod(np.arange(15 * 13), 13)
+    near = (abs(y[:, None] - y) <= 3) & (abs(x[:, None] - x) <= 2)
+    plan = api.plan(near, heads=1, head_dim=16)
+    assert {*plan.reorder["among"]} == {"none", "ic"} and len(looked) == 1

@@ -34,6 +34,7 @@ from tilewright.attention.blocks.tiles import parse as parse_tile
 from tilewright.attention.masks import Bias
 from tilewright.attention.measure import beside_torch, elsewhere, expected
 from tilewright.attention.reorder import NAMES as ORDERS
+from tilewright.attention.reorder._tuning import on_grid
 from tilewright.attention.schedule.problem import check_inputs
 from tilewright.attention.schedule.search import NAMES as SOLVERS
 from tilewright.attention.units import Units
@@ -930,13 +931,11 @@ def _reorder(pattern, name, stacked):
 
 def _tried(pattern, stacked):
     """``[(graph in an order, info), …]``: the orders that ``auto`` compares, ``stacked(graph)`` of each."""
-    tried: list[tuple[Graph, dict[str, Any]]] = []
-    for candidate in ("window", "none", "ic", "hc"):
-        # On a grid, the two clusterings are one.
-        on_grid = any("grid" in info["params"] for _, info in tried)
-        if (candidate == "window" and pattern.row_hint is None) or (candidate == "hc" and on_grid):
-            continue
-        tried.append(reorder.apply(pattern, candidate))
+    hinted = () if pattern.row_hint is None else ("window",)
+    # On a grid, the two clusterings are one. Else they take long, most of it in compiled functions.
+    names = (*hinted, "none", "ic") if on_grid(pattern) else (*hinted, "none", "ic", "hc")
+    with ThreadPoolExecutor(2 if pattern.n_rows <= _MOST_ROWS and names[-1] == "hc" else 1) as pool:
+        tried = list(pool.map(partial(reorder.apply, pattern), names))
     return [(stacked(ordered), info) for ordered, info in tried]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.attention.reorder._axes import WIDE, key_order
-from tilewright.core import progress
+from tilewright.core import caches, progress
 
 if TYPE_CHECKING:
     from tilewright.graph import Graph
@@ -22,6 +22,8 @@ Arrange = Callable[["Graph", Settings], NDArray[np.int32]]
 # rows without a grid, the best cut gathers between 8 % less and 5 % more than with settings tuned on the whole, which
 # takes three to eight times as long.
 TUNE_ROWS = 2048
+# Of the last graph, what `on_grid` returned.
+_GRIDS = caches.Recent(1)
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,7 +46,7 @@ def order(
     """
     stated = msgspec.structs.asdict(params)
     given = {key: stated[key] for key in grid if stated[key] is not None}
-    found = _grid(graph) if (not given if params.grid is None else params.grid) else None
+    found = on_grid(graph) if (not given if params.grid is None else params.grid) else None
     if found is not None:
         rows, used = found[0], {"grid": True, **found[1]}
     else:
@@ -54,11 +56,16 @@ def order(
     return rows, cols, {**used, "symmetric": symmetric}
 
 
-def _grid(graph):
+def on_grid(graph: "Graph") -> tuple[NDArray[np.int32], Settings] | None:
+    """As `_grid.order`: remembered, since both clusterings ask."""
+    for known in _GRIDS.get(graph.id):
+        return known
     # Here: it takes long to load.
     from tilewright.attention.reorder import _grid
 
-    return _grid.order(graph)
+    found = _grid.order(graph)
+    _GRIDS.add(graph.id, found)
+    return found
 
 
 def _tuned(name, graph, used, free, arrange):
