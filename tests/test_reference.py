@@ -1,3 +1,4 @@
+import ctypes
 import threading
 
 import numpy as np
@@ -388,10 +389,15 @@ def test_blocks_of_another_schedule_are_refused(small):
         cpu_executor.prepare(small[0], other, heads=H, head_dim=D, dtype=torch.float32)
 
 
-def test_workers_take_jobs_once_and_raise_what_they_raise():
+@pytest.mark.parametrize("own", [False, True], ids=["torch's threads", "own threads"])
+def test_workers_take_jobs_once_and_raise_what_they_raise(own, monkeypatch):
+    if own:
+        monkeypatch.setattr(cpu_workers, "_parallel", None)
+    inside = ctypes.CDLL(None).omp_in_parallel
     threads, seen = torch.get_num_threads(), []
     two = cpu_workers.Workers(2)
-    two.run(lambda job: seen.append((job, torch.get_num_threads())), range(50))
+    two.run(lambda job: seen.append((job, inside() or torch.get_num_threads())), range(50))
+    # One core each: inside of a loop torch starts no other.
     assert sorted(seen) == [(job, 1) for job in range(50)]
     with pytest.raises(ZeroDivisionError):
         two.run(lambda job: 1 / job, [1, 0, 2])

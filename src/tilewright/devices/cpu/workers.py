@@ -2,8 +2,12 @@
 
 An operator that all cores share ends when the last core is done, and a schedule calls thousands of them: all cores wait
 whenever another process takes one. Workers wait for each other once, at the end of the list. Who calls is one of them.
+
+They are the threads that share torch's own operators, by OpenMP's entry of every parallel loop: after an operator these
+spin for milliseconds, and would keep the cores from any others.
 """
 
+import ctypes
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,44 +20,57 @@ import torch
 
 from tilewright.core._internals import use_threads
 
+_JOBS = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+# Of the library that torch has loaded. GNU's, LLVM's and Intel's have it under this name.
+_parallel: Any = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+if _parallel:
+    _parallel.argtypes, _parallel.restype = [_JOBS, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+
 
 class Workers:
     """`n` threads with one core each, one of which is the caller's. Use `workers`, which shares the others."""
 
     def __init__(self, n: int):
-        """Start the threads."""
-        self.n, started = n, Barrier(n)
+        """Start the threads, where torch's cannot be had: they do not exist in a fork."""
+        self.n, self._pool = n, None
+        if n == 1 or (_parallel and not _forked):
+            return
+        started = Barrier(n)
 
         def begin():
             use_threads(1)
             started.wait()
 
-        self._pool = ThreadPoolExecutor(max(1, n - 1), "tilewright-worker")
+        self._pool = ThreadPoolExecutor(n - 1, "tilewright-worker")
         for _ in range(n - 1):
             self._pool.submit(begin)
         started.wait()
 
     def run(self, call: Callable, jobs: list[tuple[int, int, int]] | Iterable) -> None:
-        """``call(job)`` for all `jobs`: a worker takes the next one when it is free. Raises what a call raises.
+        """``call(job)`` for all `jobs`: a worker takes the next one when it is free. Raises what a call raises."""
+        remaining, raised = iter(jobs), []
 
-        The calling thread takes jobs, too. Where it has taken the last one before another thread wakes up, which takes
-        longer than a small job, none is waited for.
-        """
-        remaining = iter(jobs)
+        def take(_=None):
+            try:
+                with torch.inference_mode():
+                    for job in remaining:
+                        call(job)
+            except BaseException as error:
+                raised.append(error)
 
-        def take():
-            with torch.inference_mode():
-                for job in remaining:
-                    call(job)
-
-        others = [self._pool.submit(take) for _ in range(self.n - 1)]
-        try:
+        if self.n > 1 and self._pool is None:
+            # Inside of the loop an operator of torch's computes on the core of its thread.
+            _parallel(_JOBS(take), None, self.n, 0)
+        else:
+            # Where the caller has taken the last job before another thread wakes up, none is waited for.
+            others = [self._pool.submit(take) for _ in range(self.n - 1)] if self._pool else []
             with alone():
                 take()
-        finally:
             for other in others:
                 if not other.cancel():
                     other.result()
+        if raised:
+            raise raised[0]
 
 
 @contextmanager
