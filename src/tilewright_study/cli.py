@@ -10,7 +10,7 @@ from tilewright.core import flags
 from tilewright.core.errors import ConfigError, TilewrightError
 
 # Read by GNU OpenMP when torch is loaded: how long its threads wait actively for the next operator. Its default keeps
-# cores from the executor's workers for milliseconds after every operator that was shared; with this one, the operators
+# cores from jobs beside this one for milliseconds after every operator that was shared; with this one, the operators
 # of torch take the same time.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 

@@ -26,12 +26,6 @@ from tilewright.nn import patterns
 SMALL = ["--heads", "1", "--head-dim", "8", "--solver", "greedy"]
 
 
-@pytest.fixture(autouse=True)
-def settled(monkeypatch):
-    """Undo what commands set for their own process."""
-    monkeypatch.setenv("GOMP_SPINCOUNT", "0")
-
-
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("plans") / "w.plan"
@@ -353,12 +347,11 @@ def test_the_doctor_names_versions_that_do_not_fit(capsys, monkeypatch):
 
 def test_the_doctor_says_what_is_slow(capsys, monkeypatch, tmp_path):
     hide_gpu(monkeypatch)
-    monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda pid: range(torch.get_num_threads() + 3))
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "none"))
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
     _, found = lines_of(capsys)
-    for name in ("cpu", "OpenMP", "cache"):
+    for name in ("cpu", "cache"):
         assert found[name][0][0] == "slow", name
 
 

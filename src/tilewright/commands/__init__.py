@@ -7,7 +7,6 @@ Contract of a member module; the first line of its docstring is its help:
 Importing a member stays light: `tilewright --help` loads no torch.
 """
 
-import os
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
@@ -30,8 +29,3 @@ def table(rows: Sequence[dict[str, str]]) -> list[str]:
         "  ".join(line[name].rjust(width) for name, width in widths.items()).rstrip()
         for line in ({name: name for name in widths}, *rows)
     ]
-
-
-def settle_threads() -> None:
-    """Before torch is loaded: its idle threads leave the cores to plans (docs/api.md, "Threads and processes")."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")

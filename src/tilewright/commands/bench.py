@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.commands import _drawing, settle_threads, table
+from tilewright.commands import _drawing, table
 from tilewright.core import flags, registry
 from tilewright.core.errors import ConfigError, Unavailable
 
@@ -59,7 +59,6 @@ def run(
     seed: int,
 ) -> int:
     """Check, time, and print one table. Returns 1 where a result was wrong."""
-    settle_threads()
     from tilewright import devices
     from tilewright.attention import plan as api
     from tilewright.core.timing import time_in_turns

@@ -173,12 +173,6 @@ def _compilers():
         yield "ok", "compiled", "functions that plan large patterns"
     else:
         yield "slow", "compiled", "planning large patterns is several times slower; run once: tilewright compile"
-    if "GOMP_SPINCOUNT" not in os.environ:
-        yield (
-            "slow",
-            "OpenMP",
-            "idle threads keep cores from plans on a CPU: set GOMP_SPINCOUNT=5000 before Python starts",
-        )
 
 
 def _caches():

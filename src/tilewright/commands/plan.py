@@ -7,7 +7,7 @@ from statistics import median
 
 from tilewright.attention.profile import DTYPES, Profile
 from tilewright.attention.reorder import NAMES as ORDERS
-from tilewright.commands import _inputs, settle_threads
+from tilewright.commands import _inputs
 from tilewright.core import flags
 from tilewright.core.errors import ConfigError
 
@@ -56,7 +56,6 @@ def run(
     solver: str,
 ) -> None:
     """Plan, save, and print the summary."""
-    settle_threads()
     found = _inputs.pattern(pattern, grid)
     heads = _size("--heads", heads or found.meta.get("heads"), pattern)
     head_dim = _size("--head-dim", head_dim or found.meta.get("head_dim"), pattern)
