@@ -77,8 +77,7 @@ class Workers:
 def alone() -> Iterator[None]:
     """Operators of this thread compute on its own core only, until the end of the block.
 
-    After an operator that the cores share, its helper threads spin for milliseconds, waiting for the next one. They
-    would take the cores from the workers. Threads that start meanwhile have all cores.
+    For small operators, and where torch's helper threads may not exist. Threads that start meanwhile have all cores.
     """
     threads = torch.get_num_threads()
     use_threads(1)
