@@ -167,8 +167,11 @@ def planned(n_q=150, n_k=150, heads=H, **options):
     return lambda: tw.plan(pattern, heads=heads, head_dim=D, **chosen), check
 
 
-def test_a_thread_that_starts_during_a_call_has_all_cores(monkeypatch):
+@pytest.mark.parametrize("own", [False, True], ids=["torch's threads", "own threads"])
+def test_a_thread_that_starts_during_a_call_has_all_cores(own, monkeypatch):
     """Inside of the sums of a backward, of a list of slices, and while workers are made."""
+    if own:
+        monkeypatch.setattr(cpu_workers, "_parallel", None)
     found = []
 
     def starting(call):
